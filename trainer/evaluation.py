@@ -16,6 +16,7 @@ from trainer.data.loading import with_own_workers
 from trainer.data.options import BatchOptions
 from trainer.data.random_state import kept_rng
 from trainer.data.sets import check_distinct, data_sets, each_set
+from trainer.distributed.callbacks import share_weights
 from trainer.distributed.group import Group
 from trainer.outputs import Outputs, collecting
 from trainer.recorded import Metrics
@@ -113,6 +114,7 @@ class Evaluation:
                 if trainer.running:  # inside a fit, whose callbacks are set up already
                     self._run_all(sets, scope)
                 else:
+                    share_weights(trainer, trainer.group)  # before the first fit each process may have its own
                     trainer.run_alone(lambda: self._run_all(sets, scope))
                 return trainer.recorder.compute()
         finally:

@@ -46,13 +46,9 @@ class GroupStart(Callback):
             check_parts(trainer)
         else:
             check_alone(trainer)
-        model = bare_model(trainer.model)
         closures = any(needs_closure(each) for each in each_of(trainer.optimizer).values())
         self._reduces = closures or any(each.reads_batches for each in trainer.callbacks.callbacks)
-        # Also those of a loss that is trained.
-        trained = [weight for group in trainer.optimizer.param_groups for weight in group["params"]]
-        tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *trained)}
-        self._group.broadcast([tensor for tensor in tensors.values() if not is_part(tensor)])
+        share_weights(trainer, self._group)
         self._group.will_meet = True
 
     def on_after_forward(self, trainer: TrainerView) -> None:
@@ -154,6 +150,15 @@ class GroupEnd(Callback):
         if all_of_them:
             agreed(trainer.state, all_of_them, mine)
         self._before = wishes(trainer.state)
+
+
+def share_weights(trainer: TrainerView, group: Group) -> None:
+    """Give all processes the weights of rank 0, as far as each has them whole."""
+    model = bare_model(trainer.model)
+    # Also those of a loss that is trained.
+    trained = [weight for each in trainer.optimizer.param_groups for weight in each["params"]]
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *trained)}
+    group.broadcast([tensor for tensor in tensors.values() if not is_part(tensor)])
 
 
 def check_places(trainer: TrainerView, group: Processes) -> None:

@@ -77,6 +77,9 @@ class Group:
     def take(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
         """Get a model and its optimizer ready for a run of this group, which is in a session."""
 
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Give all processes the values of rank 0."""
+
     def shard(self, state: TrainState) -> Shard | None:  # noqa: ARG002
         """Which part of each batch is this process's; None: all of it."""
         return None

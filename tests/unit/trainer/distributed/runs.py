@@ -507,6 +507,20 @@ def learned_by_the_loss() -> list[Tensor]:
     return [loss.shift.detach(), *weights_of(trainer).values()]
 
 
+def evaluated_untrained(strategy: str = "ddp") -> tuple[Any, ...]:
+    """What a new trainer has learnt of a model and a loss that each process has drawn for itself."""
+    loss = Shifted()
+    trainer, train, val = build(
+        "mlp",
+        seed=rank(),
+        loss=loss,
+        optimizer=lambda weights: torch.optim.SGD([*weights, *loss.parameters()], lr=0.05),
+        strategy=strategy,
+    )
+    numbers = trainer.validate(val), trainer.test({"one": train, "two": val})
+    return *numbers, loss.shift.detach().clone()
+
+
 def scaled(strategy: str = "ddp") -> tuple[Any, ...]:
     """A run in fp16 in which the gradients of rank 1 overflow once."""
 

@@ -6,6 +6,7 @@ import torch
 from tests.unit.trainer.distributed.ranks import Ranks
 from tests.unit.trainer.distributed.runs import (
     defaults_before_the_group,
+    evaluated_untrained,
     learned_by_the_loss,
     refused,
     scaled,
@@ -49,6 +50,13 @@ def test_a_loss_that_is_trained_begins_as_that_of_rank_0(two: Ranks) -> None:
     for own, other, expected in zip(first, second, learned_by_the_loss(), strict=True):
         assert torch.equal(own, other)
         torch.testing.assert_close(own, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_an_evaluation_before_the_first_fit_has_the_weights_of_rank_0(two: Ranks) -> None:
+    first, second = two.values(evaluated_untrained)
+    for own, other, expected in zip(first[:2], second[:2], evaluated_untrained(), strict=False):
+        assert own == other == pytest.approx(expected)
+    assert torch.equal(first[2], second[2])
 
 
 @pytest.mark.parametrize("sync_batchnorm", [True, False])
