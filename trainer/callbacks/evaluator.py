@@ -43,7 +43,7 @@ class Evaluator(Callback):
         every_n_steps: Evaluate after every so many optimizer steps; None: not.
         at_steps: Evaluate after these optimizer steps.
         every_epoch: Evaluate at each epoch's end; the first set always is.
-        at_start: Evaluate before the first step.
+        at_start: Evaluate before the first step; this then draws the weights of lazy modules, not the first batch.
         at_end: Evaluate after the last epoch. Where the run ends early that shows after the epoch was logged: the
             numbers are then in ``history``, which `Checkpoint` saves once more, and in the log alone. A run that
             is interrupted, fails, diverges or is pruned is not evaluated.

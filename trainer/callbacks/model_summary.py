@@ -6,6 +6,7 @@ import logging
 
 from trainer.callback import Callback, TrainerView
 from trainer.model_summary import summary
+from trainer.step.parts import lazy_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -14,7 +15,8 @@ class ModelSummary(Callback):
     """Logs a table of the model with the first batch of a fit: modules, shapes of outputs, parameters.
 
     The shapes come from one more call of the step, in eval mode and without gradients, which changes nothing of
-    the run, unless the step itself counts its calls. In code without a trainer `trainer.summary` makes the table.
+    the run, unless the step itself counts its calls. Lazy modules get their weights in that batch, and the table
+    is logged after it. In code without a trainer `trainer.summary` makes the table.
 
     Args:
         depth: Modules below this depth are part of those around them.
@@ -44,8 +46,16 @@ class ModelSummary(Callback):
         self._logged = False
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:
-        """Log the table, once."""
+        """Log the table, once; a call before the batch would draw the weights of lazy modules."""
+        if not self._logged and not lazy_parameters(trainer.model):
+            self._log(trainer)
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Log that of a model whose lazy modules have their weights by now."""
         if not self._logged:
-            self._logged = True
-            found = summary(trainer.model, trainer.state.batch, step=trainer.step, depth=self.depth)
-            logger.info("the model\n%s", found)
+            self._log(trainer)
+
+    def _log(self, trainer: TrainerView) -> None:
+        self._logged = True
+        found = summary(trainer.model, trainer.state.batch, step=trainer.step, depth=self.depth)
+        logger.info("the model\n%s", found)

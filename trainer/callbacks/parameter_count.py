@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from trainer.callback import Callback, TrainerView
 from trainer.distributed.ranks import rank
-from trainer.step.parts import bare_model
+from trainer.step.parts import bare_model, lazy_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +43,13 @@ class ParameterCount(Callback):
         """Log the table if all shapes are known."""
         self._logged = False
         model = bare_model(trainer.model)
-        if not _lazy_parameters(model):
+        if not lazy_parameters(model):
             self._log(model)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Add the counts to the epoch's metrics."""
         model = bare_model(trainer.model)
-        if lazy := _lazy_parameters(model):
+        if lazy := lazy_parameters(model):
             raise ValueError(
                 f"the parameters {', '.join(lazy)} have no shape, because their lazy modules were not called in "
                 f"epoch {trainer.state.epoch}: call them in the model's forward, or take them out of the model"
@@ -86,7 +85,3 @@ def parameter_table(model: nn.Module) -> str:
 def _totals(model: nn.Module) -> tuple[int, int]:
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, trainable in sizes if trainable)
-
-
-def _lazy_parameters(model: nn.Module) -> list[str]:
-    return [name for name, parameter in model.named_parameters() if is_lazy(parameter)]

@@ -1,14 +1,16 @@
 """SanityValidation: a few batches of the validation before the first epoch, whose errors then show at once."""
 
 from trainer.callback import Callback, TrainerView
+from trainer.step.parts import lazy_parameters
 
 
 class SanityValidation(Callback):
     """Evaluates a few batches of each validation set before the first epoch, and throws the numbers away.
 
     An error that only validation meets, in the data, a metric or the model's eval mode, then ends the run before
-    an hour of training instead of after it. The run is the same to the bit with and without. A resumed run has
-    been through this.
+    an hour of training instead of after it. The run is the same to the bit with and without: a model with lazy
+    modules, which get their weights in the first batch, is evaluated after that. A resumed run has been through
+    this.
 
     Example::
 
@@ -24,15 +26,27 @@ class SanityValidation(Callback):
     """
 
     priority = 15
+    transient = ("_waits",)
 
     def __init__(self, batches: int = 2) -> None:
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
             raise ValueError(f"batches is {batches!r}: give a whole number of at least 1")
         self.batches = batches
+        self._waits = False
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """Evaluate, if nothing is trained yet."""
-        if trainer.state.step or trainer.state.epoch:
-            return
+        new = not (trainer.state.step or trainer.state.epoch)
+        self._waits = new and bool(lazy_parameters(trainer.model))
+        if new and not self._waits:
+            self._evaluate(trainer)
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Evaluate a model that has its weights only now."""
+        if self._waits:
+            self._waits = False
+            self._evaluate(trainer)
+
+    def _evaluate(self, trainer: TrainerView) -> None:
         for prefix in dict.fromkeys(trainer.evaluation.names.values()):
             trainer.evaluation.now(prefix, self.batches)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from trainer.step.fused import use_fused
@@ -82,6 +83,11 @@ def bare_model(model: nn.Module) -> nn.Module:
             model = model.get_submodule("_orig_mod")
         else:
             return model
+
+
+def lazy_parameters(model: nn.Module) -> list[str]:
+    """Names of the parameters of lazy modules that no batch has given their shapes yet."""
+    return [name for name, parameter in bare_model(model).named_parameters() if is_lazy(parameter)]
 
 
 class Parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from trainer.callbacks import (
     EarlyStopping,
     Evaluator,
     GradientAccumulation,
+    ModelSummary,
     SanityValidation,
     StepMetrics,
 )
@@ -212,6 +214,29 @@ def test_a_sanity_validation_comes_before_the_first_step_alone() -> None:
     )
     run(SanityValidation(1), note, data=SETS)
     assert seen == [(0, "val"), (0, "val_hard"), (3, "val"), (3, "val_hard"), (6, "val"), (6, "val_hard")]
+
+
+@pytest.mark.parametrize("make", [SanityValidation, ModelSummary])
+def test_lazy_modules_draw_the_weights_that_they_draw_without_it(make: Callable[[], Callback]) -> None:
+    def lazy(*callbacks: Callback) -> Trainer:
+        model = nn.Sequential(nn.LazyLinear(6), nn.LazyBatchNorm1d(), nn.Dropout(0.3), nn.Linear(6, 1))
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            model[3].reset_parameters()  # type: ignore[operator]
+        return run(*callbacks, data={"main": MAIN}, model=model)
+
+    assert_same(without("", lazy(make())), without("", lazy()))
+
+
+def test_a_model_with_lazy_modules_is_evaluated_and_shown_after_its_first_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[tuple[int, str]] = []
+    note = At("on_validation_start", lambda trainer: seen.append((trainer.state.step, trainer.state.evaluating)))
+    with caplog.at_level("INFO", logger="trainer.callbacks.model_summary"):
+        run(SanityValidation(1), ModelSummary(depth=0), note, data=SETS, model=nn.LazyLinear(1), max_epochs=1)
+    assert seen == [(1, "val"), (1, "val_hard"), (3, "val"), (3, "val_hard")]
+    assert [record.message.split()[-4:] for record in caplog.records] == [["Linear", "4x1", "5", "5"]]
 
 
 @pytest.mark.parametrize(
