@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Literal
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.gradient_accumulation import refuse_no_step
 from trainer.callbacks.stages import Stages
 from trainer.lr_schedulers import scale_rates
 
@@ -78,7 +80,10 @@ class BatchSizeSchedule(Callback):
             )
         if trainer.state.is_new:  # whatever another trainer's rates are scaled for
             self._size = self.sizes.at(0)
+        lengths = self._lengths(trainer)
         self._set(trainer)
+        for length in lengths:
+            refuse_no_step(trainer.state, length)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Prepare the next batch."""
@@ -101,6 +106,23 @@ class BatchSizeSchedule(Callback):
     def _due(self, trainer: TrainerView) -> int:
         """The size that holds from here on."""
         return self.sizes.at(trainer.state.step if self.unit == "step" else trainer.state.data_epoch)
+
+    def _lengths(self, trainer: TrainerView) -> list[int | None]:
+        """Batches of an epoch of each size that the run comes to, where they may be too few for a step."""
+        state, plan = trainer.state, trainer.plan
+        if not state.drops_last_step or self.unit == "step" or state.data_batch:
+            return []
+        begins = [state.data_epoch, *(begin for begin in self.sizes if begin > state.data_epoch)]
+        found: list[int | None] = []
+        steps = state.step
+        for begin, end in pairwise([*begins, begins[-1]]):
+            over = plan.max_epochs is not None and begin >= plan.max_epochs
+            if over or (plan.max_steps is not None and steps >= plan.max_steps):
+                break
+            trainer.set_batch_size(self.sizes.at(begin))
+            found.append(state.batches_per_epoch)
+            steps += (end - begin) * state.steps_of(found[-1] or 0)
+        return found
 
     def _set(self, trainer: TrainerView) -> None:
         size = self._due(trainer)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from trainer.callback import Callback, TrainerView
 from trainer.distributed.parts import held, held_as
 from trainer.distributed.ranks import world_size
-from trainer.state import OPTIMIZER_STEP, ZERO_GRAD
+from trainer.state import OPTIMIZER_STEP, ZERO_GRAD, TrainState
 from trainer.step.supervised import Weight
 
 
@@ -74,7 +74,7 @@ class GradientAccumulation(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Put back the gradients of a group that was open; one of another trainer's run is given up."""
-        self._refuse_no_step(trainer.state.batches_per_epoch)
+        refuse_no_step(trainer.state, trainer.state.batches_per_epoch)
         self._optimizer = trainer.optimizer
         self._sums = world_size() > 1
         if trainer.state.is_new:
@@ -87,16 +87,9 @@ class GradientAccumulation(Callback):
                 parameter.grad = gradient
             self._loaded = None
 
-    def _refuse_no_step(self, epoch: int | None) -> None:
-        if self.drop_last and epoch is not None and epoch < self.batches:
-            raise ValueError(
-                f"an epoch has {epoch} batches, fewer than the {self.batches} of a step, and drop_last drops "
-                f"them: give batches of at most {epoch}, or leave drop_last out"
-            )
-
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """See that the epoch makes a step: of larger batches it has fewer than those before."""
-        self._refuse_no_step(trainer.state.batches_per_epoch)
+        refuse_no_step(trainer.state, trainer.state.batches_per_epoch)
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:
         """Keep the gradients of an open group, and wait with the step until it is full."""
@@ -200,6 +193,19 @@ class GradientAccumulation(Callback):
         gradients = [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)  # one call for all, as torch's clipping does
+
+
+def refuse_no_step(state: TrainState, epoch: int | None) -> None:
+    """Refuse an epoch of so many batches that would train nothing; None: they are not known.
+
+    Raises:
+        ValueError: It would.
+    """
+    if epoch is not None and not state.steps_of(epoch):
+        raise ValueError(
+            f"an epoch has {epoch} batches, fewer than the {state.batches_per_step} of a step, and drop_last "
+            f"drops them: give batches of at most {epoch}, or leave drop_last out"
+        )
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -594,11 +594,26 @@ def test_an_epoch_that_would_drop_all_of_its_batches_is_refused() -> None:
 
 def test_a_later_epoch_that_would_drop_all_of_its_batches_is_refused() -> None:
     """A run whose length is given in steps would never come to its end."""
-    sizes = BatchSizeSchedule({0: 4, 1: 10})
-    trainer = make_trainer([sizes, GradientAccumulation(5, drop_last=True)], max_epochs=3)
+    larger = At("on_epoch_end", lambda trainer: trainer.set_batch_size(10))
+    trainer = make_trainer([larger, GradientAccumulation(5, drop_last=True)], max_epochs=3)
     with pytest.raises(ValueError, match="an epoch has 2 batches, fewer than the 5 of a step"):
         trainer.fit(regression(20))
     assert (trainer.state.epoch, trainer.state.step) == (1, 1)
+
+
+@pytest.mark.parametrize("length", [{"max_epochs": 2}, {"max_epochs": None, "max_steps": 2}])
+def test_one_that_a_schedule_of_batch_sizes_plans_is_refused_before_the_first_batch(
+    length: dict[str, Any],
+) -> None:
+    def build(begin: int) -> Trainer:
+        sizes = BatchSizeSchedule({0: 4, begin: 10, 3: 2})
+        return make_trainer([sizes, GradientAccumulation(5, drop_last=True)], **length)
+
+    trainer = build(1)
+    with pytest.raises(ValueError, match="an epoch has 2 batches, fewer than the 5 of a step"):
+        trainer.fit(regression(20))
+    assert (trainer.state.epoch, trainer.state.step, trainer.state.batch_size) == (0, 0, 4)
+    assert build(2).fit(regression(20)).step == 2  # the run is over by then
 
 
 def test_dropped_gradients_are_in_no_later_step() -> None:
