@@ -82,6 +82,10 @@ def state_in_parts(checkpoint: Mapping[str, Any], parts: int) -> dict[str, Any]:
     state, saved = checkpoint["state"], checkpoint.get(_SAVED, 1)
     batches = {name: state[name] * parts // saved for name in ("batch_index", "data_batch", "cut_batches")}
     sizes = {name: max(1, state[name] * saved // parts) for name in _SIZES if state.get(name)}
+    size, done = state.get("pass_batch_size") or 0, state["data_batch"] - state["cut_batches"]
+    if size * saved % parts and done:  # of a size that a hook has set: the pass continues behind their samples
+        batches["cut_batches"] = batches["data_batch"]
+        sizes["cut_samples"] = state["cut_samples"] + done * size
     return {**state, **batches, **sizes}
 
 

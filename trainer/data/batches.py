@@ -158,6 +158,11 @@ class LoaderBatches:
     def __len__(self) -> int:
         return len(self._loader)
 
+    @property
+    def cuttable(self) -> bool:
+        """Whether a pass can begin behind any sample: not that of iterable data."""
+        return isinstance(self._loader.batch_sampler, SeededBatches)
+
     def remaining(self, offset: int) -> int:
         """Batches of a pass behind its first ``offset`` samples.
 
@@ -165,14 +170,13 @@ class LoaderBatches:
             ValueError: The data is iterable.
         """
         seeded = self._loader.batch_sampler
-        cuttable = isinstance(seeded, SeededBatches)
-        if not cuttable:
+        if not self.cuttable:
             raise ValueError("the batch size of iterable data can't change inside a pass: let it change by passes")
         samples = max(0, len(seeded.sampler) - offset)
         return batch_count(samples, seeded.batch_size, drop_last=seeded.drop_last)
 
     def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[Any]:
-        """See `Batches.epoch`; the first ``offset`` samples are left out, too."""
+        """See `Batches.epoch`; the first ``offset`` samples are left out, too; iterable data leave out batches."""
         for generator in {id(item): item for item in self._generators()}.values():
             generator.manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
         self._set_epoch(epoch)
@@ -181,6 +185,8 @@ class LoaderBatches:
             seeded.offset = offset
             if self._loader.num_workers:  # what is trained already need not be loaded
                 seeded.offset, skip = offset + skip * seeded.batch_size, 0
+        elif offset:
+            skip += offset // (self._loader.batch_size or 1)
         batches = self._iterator = iter(self._loader)
         for _ in range(skip):
             next(batches, None)

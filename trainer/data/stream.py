@@ -189,9 +189,12 @@ class TrainStream:
             self._batches = self._made()
 
     def _length(self) -> int | None:
-        if isinstance(self._batches, LoaderBatches | TensorBatches) and self._state.cut_samples:
-            return self._state.cut_batches + self._batches.remaining(self._state.cut_samples)
-        return pass_length(self._batches)
+        batches, samples = self._batches, self._state.cut_samples
+        if samples and (
+            isinstance(batches, TensorBatches) or (isinstance(batches, LoaderBatches) and batches.cuttable)
+        ):
+            return self._state.cut_batches + batches.remaining(samples)
+        return pass_length(batches)
 
     def _made(self) -> Batches:
         options = replace(self._options, batch_size=self._size)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import Dataset, IterableDataset
 
 from hpo.final.starting import start_from
 from hpo.trial.builder import Builder, RunPlace
@@ -201,8 +202,9 @@ def test_a_batch_of_which_a_part_was_trained_is_trained_again_by_a_fork() -> Non
 class Smaller(Callback):
     """Changes the size of batches by hand, stops where it is to, and writes down the samples of each batch."""
 
-    def __init__(self, stop: int | None = None) -> None:
+    def __init__(self, stop: int | None = None, size: int = 4) -> None:
         self.stop = stop
+        self.size = size
         self.seen: list[float] = []
 
     def on_before_forward(self, trainer: Any) -> None:
@@ -210,7 +212,7 @@ class Smaller(Callback):
 
     def on_train_batch_end(self, trainer: Any) -> None:
         if trainer.state.step == 1 and trainer.batching.batch_size == 8:
-            trainer.set_batch_size(4, now=True)
+            trainer.set_batch_size(self.size, now=True)
         if trainer.state.step == self.stop:
             trainer.state.stop("interrupted", now=True)
 
@@ -228,3 +230,52 @@ def test_a_run_in_parts_goes_on_with_the_next_sample_of_a_pass_whose_size_change
     again.fit(data, data)
     assert (again.batching.batch_size, again.state.step) == (2, 5)
     assert first.seen + rest.seen == list(range(24))
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_batches_of_a_size_that_parts_do_not_divide_are_not_trained_again(rows: bool, stop: int) -> None:
+    data: Any = (torch.randn(24, 4), torch.arange(24.0)[:, None])
+    data = Rows(*data) if rows else data
+    first, rest = Smaller(stop, size=5), Smaller()
+    trial = plain_trainer(1, 4, first)
+    trial.fit(data, data)
+    checkpoint = trial.state_dict()
+    trial.fire("on_save_checkpoint", checkpoint)
+    again = plain_trainer(2, 9, rest)
+    again.load_state_dict(checkpoint)
+    again.fit(data, data)
+    assert first.seen == list(range([8, 13, 18][stop - 1]))
+    assert (first.seen + rest.seen)[:24] == list(range(24))
+
+
+def test_iterable_data_resume_in_parts_after_batches_of_a_size_that_these_do_not_divide() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter((torch.zeros(4), torch.tensor([float(number)])) for number in range(24))
+
+    def shrink(trainer: Any) -> None:
+        trainer.set_batch_size(5)
+
+    first, rest = Smaller(stop=3, size=8), Smaller()
+    trial = plain_trainer(1, 9, first)
+    trial.callbacks.register("on_fit_start", shrink)
+    trial.fit(Stream(), Stream())
+    checkpoint = trial.state_dict()
+    trial.fire("on_save_checkpoint", checkpoint)
+    again = plain_trainer(2, 9, rest)
+    again.load_state_dict(checkpoint)
+    again.fit(Stream(), Stream())
+    assert first.seen == list(range(15))
+    assert rest.seen[0] in {14, 15}  # in whole batches of 2
