@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Self, cast
 import sqlalchemy as sa
 
 from hpo.errors import StudyError
+from hpo.storage.id_lists import in_parts
 from hpo.storage.ledger import ATTEMPTS, Executor, Lease
 from hpo.storage.outage import DatabaseGoneError, first_line
 
@@ -32,10 +33,7 @@ class Beat(NamedTuple):
 
 def give(conn: Executor, beats: Sequence[Beat]) -> list[Lease]:
     """Record that the owners of leases live, one statement for up to a hundred; the leases that are lost."""
-    lost: list[Lease] = []
-    for begin in range(0, len(beats), _TOGETHER):
-        lost += _give(conn, beats[begin : begin + _TOGETHER])
-    return lost
+    return [lease for part in in_parts(beats, _TOGETHER) for lease in _give(conn, part)]
 
 
 def _give(conn: Executor, beats: Sequence[Beat]) -> list[Lease]:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.storage import machine
+from hpo.storage.id_lists import in_parts
 from hpo.storage.optuna_private import TRIALS
 from hpo.storage.pausing import IS_PAUSED
 
@@ -270,8 +271,7 @@ def attempts_of_trial(conn: Executor, trial_id: int) -> list[Attempt]:
     return _read(conn, sa.select(ATTEMPTS).where(ATTEMPTS.c.trial_id == trial_id))
 
 
-#: Ids in one statement; of more than so many, all of their study are asked for.
-_AT_ONCE: Final = 500
+#: Of more trials than so many, all of their study are asked for.
 _MANY: Final = 2_000
 
 
@@ -279,7 +279,7 @@ def begun(conn: Executor, trial_ids: Sequence[int]) -> dict[int, dict[int, float
     """When each attempt at some trials was begun, by trial and attempt."""
     columns = (ATTEMPTS.c.trial_id, ATTEMPTS.c.attempt, ATTEMPTS.c.started_at)
     found: dict[int, dict[int, float]] = {}
-    for part in _parts(trial_ids):
+    for part in in_parts(trial_ids):
         rows: Sequence[Any] = conn.execute(sa.select(*columns).where(ATTEMPTS.c.trial_id.in_(part))).all()
         for trial_id, attempt, started in rows:
             found.setdefault(trial_id, {})[attempt] = started
@@ -290,16 +290,12 @@ def seconds_of(conn: Executor, study_id: int, trial_ids: Sequence[int]) -> dict[
     """What all attempts at some of a study's trials took together, by trial; of those that had one."""
     query = sa.select(ATTEMPTS.c.trial_id, sa.func.sum(ATTEMPTS.c.seconds)).group_by(ATTEMPTS.c.trial_id)
     if len(trial_ids) <= _MANY:
-        parts = [query.where(ATTEMPTS.c.trial_id.in_(part)) for part in _parts(trial_ids)]
+        parts = [query.where(ATTEMPTS.c.trial_id.in_(part)) for part in in_parts(trial_ids)]
     else:
         of_study = sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id)
         parts = [query.where(ATTEMPTS.c.trial_id.in_(of_study))]
     rows: list[Any] = [row for part in parts for row in conn.execute(part).all()]
     return {trial_id: float(seconds or 0.0) for trial_id, seconds in rows}
-
-
-def _parts(trial_ids: Sequence[int]) -> list[Sequence[int]]:
-    return [trial_ids[start : start + _AT_ONCE] for start in range(0, len(trial_ids), _AT_ONCE)]
 
 
 def _read(conn: Executor, query: sa.Select[tuple[object, ...]]) -> list[Attempt]:

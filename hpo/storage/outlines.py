@@ -25,7 +25,7 @@ from hpo.storage.attributes import (
     SAME_AS_ATTR,
 )
 from hpo.storage.changes import changes_since, latest_change
-from hpo.storage.id_lists import in_list
+from hpo.storage.id_lists import in_list, in_parts
 from hpo.storage.optuna_private import (
     ARTIFACTS_ATTR_PREFIX,
     PARAMS,
@@ -40,8 +40,6 @@ from hpo.storage.outage import patient
 from hpo.storage.progress import Cursor
 from hpo.storage.reader import Part, ReadingStorage, TrialRow, trial_of, trial_rows
 
-#: Ids in one statement.
-_AT_ONCE: Final = 500
 _STUDY: Final = sa.bindparam("study", type_=sa.Integer)
 _OF_STUDY: Final = sa.and_(
     TRIALS.c.study_id == _STUDY, TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
@@ -156,8 +154,7 @@ def _changed(storage: ReadingStorage, study_id: int, cursor: Cursor) -> list[Fro
             change, changed = changes_since(conn, study_id, cursor.change)
             known = {each for each in changed if each <= cursor.last_id} | cursor.open_ids
             rows, read = trial_rows(conn, study_id, after=cursor.last_id, among=known), []
-            for start in range(0, len(rows), _AT_ONCE):
-                part = rows[start : start + _AT_ONCE]
+            for part in in_parts(rows):
                 read += _trials(conn, part, {"trials": [row.trial_id for row in part]}, _SOME_OUTLINES)
     cursor.change, cursor.last_id = change, max((row.trial_id for row in rows), default=cursor.last_id)
     cursor.open_ids = {row.trial_id for row in rows if not row.state.is_finished() and row.pause is None}

@@ -29,7 +29,7 @@ from hpo.storage.attributes import (
     SCHEDULER_ATTR,
 )
 from hpo.storage.changes import CHANGES, SINCE, latest_change
-from hpo.storage.id_lists import in_list
+from hpo.storage.id_lists import in_list, in_parts
 from hpo.storage.optuna_private import (
     REPORTS,
     STUDY_USER_ATTRS,
@@ -42,8 +42,6 @@ from hpo.storage.optuna_private import (
 from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage
 
-#: Ids in one statement.
-_AT_ONCE: Final = 500
 #: Trials whose rows are held at a time: more would count as new objects, which start long garbage collections.
 _BLOCK: Final = 5_000
 #: Above every id.
@@ -321,13 +319,14 @@ def _some(
     """The trials that may have changed since the last look, after a change; and the latest change."""
     found, trials, ids = Progress(), dict[int, Row](), sorted(cursor.open_ids)
     latest = change
-    for start in range(0, max(1, len(ids)), _AT_ONCE):
-        some = {"study": study_id, "trials": ids[start : start + _AT_ONCE], "steps": [*epochs]}
-        # What is new, or has changed, is read with the first of these.
-        since = {"after": _NO_ID, "change": _NO_ID} if start else {"after": cursor.last_id, "change": change}
+    # What is new, or has changed, is read with the first of these.
+    since = {"after": cursor.last_id, "change": change}
+    for part in in_parts(ids) or [[]]:
+        some = {"study": study_id, "trials": part, "steps": [*epochs]}
         by_part = defaultdict[str, list[Row]](list)
         for row in conn.execute(_LOOKS[minimize], some | since):
             by_part[row[0]].append(row)
+        since = {"after": _NO_ID, "change": _NO_ID}
         trials |= {row[1]: row for row in by_part["trial"]}
         found.reports += map(_report, by_part["report"])
         _add_attrs(found, by_part["attr"])
@@ -339,8 +338,8 @@ def _some(
 
 def _blocks(study_id: int, ids: Sequence[int]) -> Iterator[dict[str, int]]:
     """Parameters of the statements about all trials between two, of which these are the ids."""
-    for start in range(0, len(ids), _BLOCK):
-        yield _all(study_id, ids[start : start + _BLOCK])
+    for part in in_parts(ids, _BLOCK):
+        yield _all(study_id, part)
 
 
 def _all(study_id: int, ids: Sequence[int]) -> dict[str, int]:
@@ -349,10 +348,7 @@ def _all(study_id: int, ids: Sequence[int]) -> dict[str, int]:
 
 
 def _chunked(conn: sa.Connection, statement: sa.Executable, ids: Sequence[int], **more: Any) -> list[Row]:
-    found: list[Row] = []
-    for start in range(0, len(ids), _AT_ONCE):
-        found += conn.execute(statement, {"trials": ids[start : start + _AT_ONCE]} | more).all()
-    return found
+    return [row for part in in_parts(ids) for row in conn.execute(statement, {"trials": part} | more)]
 
 
 def _study(rows: Iterable[Row]) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from optuna.distributions import json_to_distribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.storage import changes, sample, study_rows
+from hpo.storage import changes, id_lists, sample, study_rows
 from hpo.storage.attributes import PAUSED_ATTR
-from hpo.storage.id_lists import in_list
+from hpo.storage.id_lists import in_list, in_parts
 from hpo.storage.optuna_private import (
     PARAMS,
     REPORTS,
@@ -33,8 +33,6 @@ from hpo.storage.optuna_private import (
 from hpo.storage.outage import patient
 from hpo.storage.transactions import TransactionalStorage
 
-# Ids in one statement: far below what any database takes, and enough for the statement's own cost not to count.
-_AT_ONCE: Final = 500
 # Trials that are read whole in one statement. A server may read each table once for it, and the client holds all
 # of its answer: fewer at a time would cost the one more work, and more the other more memory.
 _WHOLE_AT_ONCE: Final = 2_000
@@ -293,26 +291,20 @@ def rows_since(
 
 def _asked(study_id: int, after: int, among: Collection[int]) -> dict[str, Any]:
     """Parameters of a statement about trials above an id, or among some; if many, about all above the least."""
-    if len(among) <= _AT_ONCE:
+    if len(among) <= id_lists.AT_ONCE:
         return {"study": study_id, "after": after, "among": list(among)}
     return {"study": study_id, "after": min(min(among) - 1, after), "among": []}
 
 
 def rows_of(conn: sa.Connection, trial_ids: Sequence[int]) -> list[TrialRow]:
     """The rows of some trials, by id."""
-    found: list[TrialRow] = []
-    for start in range(0, len(trial_ids), _AT_ONCE):
-        some = {"trials": sorted(trial_ids)[start : start + _AT_ONCE]}
-        found += [TrialRow._make(row) for row in conn.execute(_ROWS_OF, some)]
-    return found
+    parts = in_parts(sorted(trial_ids))
+    return [TrialRow._make(row) for part in parts for row in conn.execute(_ROWS_OF, {"trials": part})]
 
 
 def whole_trials(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
     """The trials of these rows with all that belongs to them, in the same order."""
-    trials: list[FrozenTrial] = []
-    for start in range(0, len(rows), _WHOLE_AT_ONCE):
-        trials += _whole(conn, rows[start : start + _WHOLE_AT_ONCE])
-    return trials
+    return [trial for part in in_parts(rows, _WHOLE_AT_ONCE) for trial in _whole(conn, part)]
 
 
 def system_attrs(conn: sa.Connection, trial_id: int) -> dict[str, Any]:

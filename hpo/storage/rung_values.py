@@ -10,15 +10,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
-from hpo.storage.id_lists import in_list
+from hpo.storage.id_lists import in_list, in_parts
 from hpo.storage.optuna_private import REPORTS, TRIAL_SYSTEM_ATTRS, TRIALS
 from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage, TrialRow, rows_since
 
 #: The attributes in which Optuna's successive halving keeps a trial's value at each rung that it came to.
 RUNG_ATTR: Final = "completed_rung_"
-#: Ids in one statement.
-_AT_ONCE: Final = 500
 
 _STUDY: Final = TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer)
 _AT_RUNGS: Final = (
@@ -88,9 +86,8 @@ def _look(
         change, _, rows = rows_since(conn, study_id, change, after=after, among=among)
         if after < 0:
             return change, rows, list(conn.execute(_OF_ALL, {"study": study_id}).all())
-        ids, read = [row.trial_id for row in rows], list[Any]()
-        for start in range(0, len(ids), _AT_ONCE):
-            read += conn.execute(_OF_SOME, {"trials": ids[start : start + _AT_ONCE]}).all()
+        ids = [row.trial_id for row in rows]
+        read = [found for part in in_parts(ids) for found in conn.execute(_OF_SOME, {"trials": part})]
     return change, rows, read
 
 

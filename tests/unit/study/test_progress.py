@@ -26,6 +26,7 @@ from hpo.search.schedulers.hyperband import Hyperband
 from hpo.search.schedulers.rungs import climbers_of, ladder
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 from hpo.search.schedulers.seen import Seen
+from hpo.storage import id_lists
 from hpo.storage import progress as storage_progress
 from hpo.storage.attributes import CONSTRAINT_ATTR, GRANTED_ATTR, NEARER_ATTR, OUTCOME_ATTR, SAME_AS_ATTR
 from hpo.storage.grants import Grant
@@ -214,7 +215,7 @@ def test_one_that_has_ended_outside_of_a_bound_stands_at_its_rungs_as_it_was(
 def test_columns_are_the_same_read_in_parts(
     ready_sqlite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_progress, "_AT_ONCE", 2)
+    monkeypatch.setattr(id_lists, "AT_ONCE", 2)
     monkeypatch.setattr(storage_progress, "_BLOCK", 3)
     shutil.copy(ready_sqlite_file, tmp_path / "study.db")
     with world(f"sqlite:///{tmp_path}/study.db") as made:
