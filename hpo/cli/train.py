@@ -226,9 +226,10 @@ def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
     def found(opened: OpenStudy) -> list[Start]:
         if warning := config_warning(opened):
             print(f"warning: {warning}", file=sys.stderr)
-        if which is None:
-            return list(leaders(opened, top_k or 1, accept_code_change=accept))
-        return [start_of_trial(opened, which, from_scratch=from_scratch, accept_code_change=accept)]
+        if which is not None:
+            return [start_of_trial(opened, which, from_scratch=from_scratch, accept_code_change=accept)]
+        assert top_k is not None
+        return leaders(opened, top_k, accept_code_change=accept)
 
     starts: list[Start] = looked_up(spec, found)
     return starts
