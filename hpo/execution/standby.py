@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from hpo.execution.limits import kill_group
-from hpo.execution.trial_process import Ended, Orders, TrialProcess
+from hpo.execution.trial_process import Orders, TrialProcess, WhyOver
 from hpo.storage.ledger import Owner
 
 #: Seconds that a process may take until it waits for a trial; to start CUDA takes half a second.
@@ -189,6 +189,6 @@ def _in_fork(
         while given is not None:
             over = trial.run(given.lease, orders.extend, given.before_s)
             line.send(over)
-            given = orders.assignment() if over.ended is Ended.KEPT else None
+            given = orders.assignment() if over.ended is WhyOver.KEPT else None
     finally:
         trial.peers.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from hpo.execution.launchers.launcher import Ended, Worker
+from hpo.execution.launchers.launcher import Worker, WorkerEnded
 from hpo.execution.limits import Limits
 from hpo.execution.messages import End, EpochsEnded, Extended, Leaving, Message, Ready, Started, Warned
 from hpo.storage.ledger import Lease
@@ -115,7 +115,7 @@ class Supervised:
             self._killed_for = (self.running, verdict)
         self.worker.kill()
 
-    def verdict(self, ended: Ended) -> Verdict | None:
+    def verdict(self, ended: WorkerEnded) -> Verdict | None:
         """The verdict over what it held at its end; None where it ended in order, and held nothing."""
         if self._killed_for is not None:
             running, verdict = self._killed_for

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final
 
 from hpo.execution.failures import Failures
-from hpo.execution.launchers.launcher import Ended, Launcher, Said
+from hpo.execution.launchers.launcher import Launcher, Said, WorkerEnded
 from hpo.execution.limits import Limits
 from hpo.execution.messages import REQUESTS, Heard, Leaving, Notice, Order, Ready, Tick, Warned
 from hpo.execution.registered import FAILED, Registered
@@ -215,7 +215,7 @@ class Supervisor:
             self._noted.add(what)
             self._notify("", Notice(before + what + after))
 
-    def _reap(self, ended: Ended) -> None:
+    def _reap(self, ended: WorkerEnded) -> None:
         verdict = self._workers.pop(ended.worker.label).verdict(ended)
         if verdict is None:
             return

@@ -89,7 +89,7 @@ class Extension:
     error: LeaseLostError | StorageInternalError | None = None
 
 
-class Ended(Enum):
+class WhyOver(Enum):
     """Why a trial process trains no more."""
 
     TRIAL = "it has dealt with its trial"
@@ -108,7 +108,7 @@ class Over:
             trains, this one included where it is kept; None where nothing is known of that.
     """
 
-    ended: Ended
+    ended: WhyOver
     room: int | None = None
 
 
@@ -166,14 +166,14 @@ class TrialProcess:
         except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
             print_error(traceback.format_exc())
             fail(self.channel, error)
-            return Over(Ended.FAILED)
+            return Over(WhyOver.FAILED)
         finally:
             show_free(self.pulse)
             storage.close()
         if request.leaving:
-            return Over(Ended.ASKED)
+            return Over(WhyOver.ASKED)
         kept = self._room() if has_paused else 0
-        return Over(Ended.KEPT, kept) if kept else Over(Ended.TRIAL, self._spare_contexts())
+        return Over(WhyOver.KEPT, kept) if kept else Over(WhyOver.TRIAL, self._spare_contexts())
 
     def _room(self) -> int:
         """How many processes like this one its worker may keep; 0 where this one is to end."""

@@ -34,12 +34,12 @@ from hpo.execution.pulse import ENDING, PROCESS, Pulse
 from hpo.execution.standby import Processes, Standby
 from hpo.execution.trial_process import (
     Assignment,
-    Ended,
     Extension,
     GrantEnds,
     Orders,
     Over,
     TrialProcess,
+    WhyOver,
     end_forks_at_sigterm,
     fail,
 )
@@ -156,8 +156,8 @@ class _Worker:
                 self._pulse[PROCESS] = 0.0
 
     def _train_all(self) -> bool:
-        ended = Ended.TRIAL
-        while ended in (Ended.TRIAL, Ended.KEPT):
+        ended = WhyOver.TRIAL
+        while ended in (WhyOver.TRIAL, WhyOver.KEPT):
             self._take_as(self._processes.standby())
             lease = self._orphan or self._take()
             if lease is None:
@@ -171,14 +171,14 @@ class _Worker:
             self._orphan = None
             over = self._train(process, lease)
             ended = over.ended
-            if ended is Ended.KEPT:
+            if ended is WhyOver.KEPT:
                 self._processes.keep(lease.trial_id, process, over.room or 0)
             else:
                 if over.room is not None:
                     self._processes.fit(over.room)
                 self._pulse[ENDING] = process.pid
                 self._processes.end(process)
-        return ended is not Ended.FAILED
+        return ended is not WhyOver.FAILED
 
     def _take_as(self, standby: Standby) -> None:
         """Take trials in the name of a process, but those whose own processes are kept in the names of these."""
@@ -199,7 +199,9 @@ class _Worker:
         if connection.wait([self._wake], 0) and self._was_terminated():  # while it took the trial
             self._trial.request.leave()
         with contextlib.closing(self._trial.peers):
-            return self._trial.run(lease, partial(self._taker.extended, lease.trial_id)).ended is not Ended.FAILED
+            return (
+                self._trial.run(lease, partial(self._taker.extended, lease.trial_id)).ended is not WhyOver.FAILED
+            )
 
     def _take(self) -> Lease | None:
         """A trial; None where nothing is left to do, or the worker is asked to leave."""

@@ -109,7 +109,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ReplayedTrial:
     """How a replayed trial ended.
 
     Attributes:
@@ -155,7 +155,7 @@ class Replay:
         slowest_decision_s: The longest that it took.
     """
 
-    trials: tuple[Ended, ...]
+    trials: tuple[ReplayedTrial, ...]
     epochs_used: int
     epochs_in_all: int
     found: float
@@ -295,7 +295,7 @@ class _Simulation:
     rows: list[int]
     pruner: BasePruner
     setting: Setting
-    ended: dict[int, Ended] = field(default_factory=dict)
+    ended: dict[int, ReplayedTrial] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -341,7 +341,9 @@ class _Simulation:
             worst = self.setting.sign * math.inf
             self._study.tell(trial, curve.final if math.isfinite(curve.final) else worst)
         decision = Condemned.of(self._study.get_trials(deepcopy=False)[trial.number])
-        self.ended[trial.number] = Ended(run.row, step, pruned, None if decision is None else decision.alpha)
+        self.ended[trial.number] = ReplayedTrial(
+            run.row, step, pruned, None if decision is None else decision.alpha
+        )
         return True
 
     def _is_pruned(self, trial: optuna.Trial) -> bool:
@@ -362,7 +364,7 @@ def paces(count: int, seed: int | None) -> list[float]:
 # ---------------------------------------------------------------------------------------------------- the verdict
 
 
-def _judged(curves: Sequence[Curve], ended: list[Ended], seconds: list[float], setting: Setting) -> Replay:
+def _judged(curves: Sequence[Curve], ended: list[ReplayedTrial], seconds: list[float], setting: Setting) -> Replay:
     known = [each for each in ended if curves[each.row].whole]
     pruned = np.array([each.pruned for each in known])
     finals = setting.sign * np.array([curves[each.row].judged for each in known])

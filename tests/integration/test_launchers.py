@@ -21,7 +21,7 @@ from hpo.config.spec import load_spec
 from hpo.execution import launchers
 from hpo.execution.beating import AgentBeats
 from hpo.execution.launchers.forkserver import start_fork_server
-from hpo.execution.launchers.launcher import Ended, Launcher, Said, Worker
+from hpo.execution.launchers.launcher import Launcher, Said, Worker, WorkerEnded
 from hpo.execution.launchers.local import LocalLauncher
 from hpo.execution.messages import End, EpochsEnded, Failed, Leaving, Lost, Message, Order, Ready, Started, Stop
 from hpo.execution.supervisor import Ending, Supervisor
@@ -88,7 +88,7 @@ class Watched:
     wake: socket.socket
     workers: list[Worker] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[WorkerEnded] = field(default_factory=list)
 
     def place(self, count: int) -> list[Worker]:
         placed = list(self.launcher.place(Order(self.view.spec, self.view.scheduler), count))
@@ -97,7 +97,7 @@ class Watched:
 
     def take(self) -> None:
         for change in self.launcher.changes():
-            if isinstance(change, Ended):
+            if isinstance(change, WorkerEnded):
                 self.ended.append(change)
             else:
                 assert change.worker not in [each.worker for each in self.ended], "nothing comes after its end"
@@ -113,7 +113,7 @@ class Watched:
 
         wait_until(holds)
 
-    def until_ended(self) -> list[Ended]:
+    def until_ended(self) -> list[WorkerEnded]:
         self.until(lambda: len(self.ended) == len(self.workers))
         return self.ended
 

@@ -25,12 +25,11 @@ import pytest
 from hpo.checks.checks import check_study
 from hpo.config.spec import StudySpec
 from hpo.execution.checking import Checked
-from hpo.execution.launchers.launcher import Ended, Said
+from hpo.execution.launchers.launcher import Said, WorkerEnded
 from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.messages import Command, Leaving, Message, Ready, WorkerOrder, received, send
 from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, DECIDING, PROCESS, PULSE_LENGTH, Held, held_by
-from hpo.execution.trial_process import Ended as TrialEnded
-from hpo.execution.trial_process import TrialProcess, fail, pass_on
+from hpo.execution.trial_process import TrialProcess, WhyOver, fail, pass_on
 from hpo.search.schedulers.scheduler import Wait
 from hpo.storage.ledger import Lease, Owner, running_trials
 from hpo.study.folders import redirect_output
@@ -59,7 +58,7 @@ class InProcessWorker:
         self._order = order
         self._pulse = [0.0] * PULSE_LENGTH
         self._request = StopRequest()
-        self._end: Ended | None = None
+        self._end: WorkerEnded | None = None
         self._thread = threading.Thread(target=self._live, args=(theirs,), name=order.label, daemon=True)
         self._thread.start()
 
@@ -93,7 +92,7 @@ class InProcessWorker:
         self._request.leave()
         self._thread.join()
 
-    def changes(self) -> Iterator[Said | Ended]:
+    def changes(self) -> Iterator[Said | WorkerEnded]:
         end = self._end
         for message in received(self.channel):
             yield Said(self, message)
@@ -109,12 +108,12 @@ class InProcessWorker:
             fail(channel, error)
             cause, in_order = f"its thread ended with {type(error).__name__}: {error}", False
         send(channel, Leaving())
-        self._end = Ended(self, cause, in_order)
+        self._end = WorkerEnded(self, cause, in_order)
         channel.close()
 
     def _work(self, channel: Connection[Message, Any]) -> tuple[str, bool]:
         """What `hpo.execution.worker` does, with each trial in this thread; how it ended, and whether in order."""
-        order, ended = self._order, TrialEnded.ASKED
+        order, ended = self._order, WhyOver.ASKED
         order.log.parent.mkdir(parents=True, exist_ok=True)
         owner = Owner.current(worker=self.label, device=order.slot.label)
         opened = replace(load_study(order.spec, owner), scheduler=order.scheduler)
@@ -122,16 +121,16 @@ class InProcessWorker:
             builder = self._in_turn(self._loaded)
             if builder is not None:
                 send(channel, Ready())
-                ended = TrialEnded.TRIAL
-            while builder is not None and ended is TrialEnded.TRIAL:
-                ended = self._in_turn(lambda: self._next(opened, builder, channel)) or TrialEnded.ASKED
+                ended = WhyOver.TRIAL
+            while builder is not None and ended is WhyOver.TRIAL:
+                ended = self._in_turn(lambda: self._next(opened, builder, channel)) or WhyOver.ASKED
                 self._pulse[PROCESS] = 0.0
             self._give_back(opened)
         finally:
             opened.storage.close()
-        return f"its thread ended: {ended.value}", ended is not TrialEnded.FAILED
+        return f"its thread ended: {ended.value}", ended is not WhyOver.FAILED
 
-    def _next(self, opened: OpenStudy, builder: Builder, channel: Connection[Message, Any]) -> TrialEnded | None:
+    def _next(self, opened: OpenStudy, builder: Builder, channel: Connection[Message, Any]) -> WhyOver | None:
         """Take a trial and train it; None where there is none left, or it is asked to leave."""
         taker = Taker(opened)
         taken: Lease | Wait | None = Wait()

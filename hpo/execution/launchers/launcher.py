@@ -68,7 +68,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Ended:
+class WorkerEnded:
     """A worker has ended; nothing that it started is left, and nothing more comes from it.
 
     Attributes:
@@ -113,7 +113,7 @@ class Launcher(Protocol):
             Whether there is something to read from ``wake``.
         """
 
-    def changes(self) -> Iterator[Said | Ended]:
+    def changes(self) -> Iterator[Said | WorkerEnded]:
         """What has changed since this was last asked, without waiting; each worker's changes in their order."""
 
     def drain(self) -> None:

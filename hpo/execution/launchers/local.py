@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpo.errors import StudyError
-from hpo.execution.launchers.launcher import Ended, Said
+from hpo.execution.launchers.launcher import Said, WorkerEnded
 from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.launchers.start import work
 from hpo.execution.limits import death_of, kill_group, oom_kills
@@ -104,7 +104,7 @@ class LocalWorker:
         self._end_trial_processes()
         self.process.join()
 
-    def changes(self) -> Iterator[Said | Ended]:
+    def changes(self) -> Iterator[Said | WorkerEnded]:
         """What it has said since the last time, and its end."""
         has_ended = self.process.exitcode is not None  # all that it has said is in the channel then
         for message in received(self.channel):
@@ -112,14 +112,14 @@ class LocalWorker:
         if has_ended:
             yield self._bury()
 
-    def _bury(self) -> Ended:
+    def _bury(self) -> WorkerEnded:
         """Clean up after it: what it left running, and our end of the channel."""
         kill_group(self.pid, only_group=True)
         self._end_trial_processes()
         self.process.join()
         self.channel.close()
         exitcode = self.process.exitcode
-        return Ended(self, death_of(exitcode, self.struck_before), in_order=not exitcode)
+        return WorkerEnded(self, death_of(exitcode, self.struck_before), in_order=not exitcode)
 
     def _end_trial_processes(self) -> None:
         """Kill the process of its trial with all that it started, and wait for its end: it holds the lease."""

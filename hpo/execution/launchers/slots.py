@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from hpo.execution.launchers.launcher import Ended, Said, Worker
+from hpo.execution.launchers.launcher import Said, Worker, WorkerEnded
 from hpo.execution.messages import Order, Stop, WorkerOrder
 from hpo.trial.resources import Slot
 
@@ -16,7 +16,7 @@ from hpo.trial.resources import Slot
 class SlotWorker(Worker, Protocol):
     """A worker that is asked itself what it has said."""
 
-    def changes(self) -> Iterator[Said | Ended]:
+    def changes(self) -> Iterator[Said | WorkerEnded]:
         """What it has said since this was last asked, and its end."""
 
 
@@ -69,11 +69,11 @@ class SlotLauncher(ABC, Generic[W]):
     def _start(self, order: WorkerOrder) -> W:
         """Start one worker."""
 
-    def changes(self) -> Iterator[Said | Ended]:
+    def changes(self) -> Iterator[Said | WorkerEnded]:
         """What has changed since this was last asked, without waiting; each worker's changes in their order."""
         for worker in list(self._workers):
             for change in worker.changes():
-                if isinstance(change, Ended):
+                if isinstance(change, WorkerEnded):
                     self._workers.remove(worker)
                 yield change
 

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from hpo.execution.launchers.launcher import Ended, Said
+from hpo.execution.launchers.launcher import Said, WorkerEnded
 from hpo.execution.launchers.local import LocalWorker
 from hpo.execution.limits import Limits
 from hpo.execution.messages import Command, End, EpochsEnded, Extended, Leaving, Message, Started
@@ -44,7 +44,7 @@ class Held:
     def verdict(self) -> Verdict | None:
         """Over what it held at its end, which has come."""
         *_, ended = self.process.changes()
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, WorkerEnded)
         return self.supervised.verdict(ended)
 
     @property
@@ -135,7 +135,7 @@ def test_an_end_of_its_own_is_a_loss_only_if_it_held_something(held: Held) -> No
     verdict = held.verdict()
     assert verdict is not None
     assert (verdict.outcome, verdict.reason) == (LOST, "its worker was killed by SIGKILL")
-    in_order = Ended(held.process, "its worker ended with exit code 0", in_order=True)
+    in_order = WorkerEnded(held.process, "its worker ended with exit code 0", in_order=True)
     assert held.supervised.verdict(in_order) is None
     held.supervised.running = Running(Lease(4, 1), 0.0, time.monotonic())
     verdict = held.supervised.verdict(in_order)

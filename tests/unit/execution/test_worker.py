@@ -21,7 +21,7 @@ from hpo.execution.launchers import preload  # noqa: F401 - workers look for it
 from hpo.execution.messages import Failed, Ready
 from hpo.execution.pulse import PROCESS, PULSE_LENGTH
 from hpo.execution.standby import Processes
-from hpo.execution.trial_process import Ended, Extension, GrantEnds, Over
+from hpo.execution.trial_process import Extension, GrantEnds, Over, WhyOver
 from hpo.execution.worker import _Worker, work
 from hpo.storage.ledger import Lease
 from hpo.storage.optuna_private import known_of
@@ -74,7 +74,7 @@ class Trains:
         storage.owner = storage.owner.in_process(os.getpid())
         self.opened.study.tell(begin(self.opened, lease), 1.0)
         storage.close()
-        return Over(Ended.TRIAL)
+        return Over(WhyOver.TRIAL)
 
 
 class Kills(Taker):
@@ -244,7 +244,7 @@ class Requeues(Trains):
             trial.set_user_attr("parts", 2)
             storage.requeue(lease.trial_id)
         storage.close()
-        return Over(Ended.TRIAL)
+        return Over(WhyOver.TRIAL)
 
 
 def test_a_process_that_was_forked_while_a_trial_trained_knows_what_that_has_stored(studies: Studies) -> None:

@@ -13,7 +13,7 @@ from optuna import pruners
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.pruners import PredictedLossPruner
-from hpo.search.replay import Curve, Ended, Replay, Setting, replay, summarize, whole_curves
+from hpo.search.replay import Curve, Replay, ReplayedTrial, Setting, replay, summarize, whole_curves
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
 NAN, INF = math.nan, math.inf
@@ -54,7 +54,7 @@ CURVES = whole_curves([[9.0, 5.0, 1.0], [6.0, 5.0, 4.0], [5.0, 4.0, 2.0], [3.5, 
 
 def test_without_pruning_all_is_used_and_nothing_lost() -> None:
     done = replay(CURVES, pruners.NopPruner())
-    assert done.trials == tuple(Ended(row, 3, pruned=False) for row in range(4))
+    assert done.trials == tuple(ReplayedTrial(row, 3, pruned=False) for row in range(4))
     assert (done.epochs_used, done.epochs_in_all, done.epochs_fraction) == (12, 12, 1.0)
     assert (done.found, done.best, done.median, done.regret) == (1.0, 1.0, 2.5, 0.0)
     assert (done.wrongly_pruned, done.top, done.top_pruned) == (0, 1, 0)
@@ -110,7 +110,7 @@ def test_what_is_not_finite_is_reported_and_asked_about_and_told_as_the_worst(
 
 def test_a_pruner_may_end_what_is_no_number() -> None:
     done = replay(whole_curves([[2.0, NAN, NAN], [3.0, 2.0, 1.0]]), pruners.ThresholdPruner(upper=10.0))
-    assert done.trials == (Ended(0, 2, pruned=True), Ended(1, 3, pruned=False))
+    assert done.trials == (ReplayedTrial(0, 2, pruned=True), ReplayedTrial(1, 3, pruned=False))
     assert (done.wrongly_pruned, done.regret, done.median) == (0, 0.0, 1.0)
 
 
@@ -144,7 +144,11 @@ def test_steps_that_were_not_reported_count_as_epochs() -> None:
 def test_an_order_may_leave_rows_out() -> None:
     asked = Recorder((0, 2))
     done = replay(CURVES, asked, order=np.array([2, 0, 1]))
-    assert done.trials == (Ended(2, 2, pruned=True), Ended(0, 3, pruned=False), Ended(1, 3, pruned=False))
+    assert done.trials == (
+        ReplayedTrial(2, 2, pruned=True),
+        ReplayedTrial(0, 3, pruned=False),
+        ReplayedTrial(1, 3, pruned=False),
+    )
     assert (done.best, done.median, done.epochs_in_all) == (1.0, 2.0, 9)
 
 
