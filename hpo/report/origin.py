@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import yaml
 
+from hpo.config.yaml_loader import Loader
 from hpo.study.note import shown_config
 from hpo.study.open_study import OpenStudy
 
@@ -24,7 +25,7 @@ def origin(opened: OpenStudy) -> tuple[dict[str, Any], dict[str, Any] | None]:
     parts = {int(key.removeprefix(_PART)): text for key, text in attrs.items() if key.startswith(_PART)}
     blocks = _FENCED.findall("".join(parts[place] for place in sorted(parts)))
     try:
-        config, environment = (yaml.safe_load(text) for _, text in blocks)
+        config, environment = (yaml.load(text, Loader=Loader) for _, text in blocks)
     except (ValueError, yaml.YAMLError):
         return shown_config(opened.spec), None
     if not isinstance(config, dict) or not isinstance(environment, dict):

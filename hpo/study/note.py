@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-import yaml
-
 from hpo.config.spec import StudySpec
+from hpo.config.yaml_dumper import to_yaml
 from hpo.storage.engines import display_url
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.environment import environment
@@ -85,7 +84,7 @@ def _is_secret(key: object, value: object) -> bool:
 
 def _fenced(content: Mapping[str, Any]) -> str:
     """A block of YAML, in a fence that is longer than any in it."""
-    text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=100)
+    text = to_yaml(content)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}yaml\n{text}{fence}\n"
 

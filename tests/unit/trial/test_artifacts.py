@@ -18,7 +18,9 @@ from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from optuna_dashboard import get_note
 
+from hpo.config.yaml_loader import Loader
 from hpo.errors import LeaseLostError
+from hpo.report.origin import origin
 from hpo.study.environment import environment
 from hpo.study.folders import attempt_folder
 from hpo.study.note import note, write_note
@@ -200,6 +202,14 @@ def test_the_note_holds_the_study_file_and_the_environment(studies: Studies) -> 
         assert config["optimizer"] == view.spec.base_config()["optimizer"]
         assert config["search_space"]["optimizer.lr"]["high"] == 0.1
         assert here == environment(view.spec.folder)
+
+
+def test_text_that_looks_like_a_number_is_text_in_the_note_and_in_the_report(studies: Studies) -> None:
+    with studies.open("data.note='1e-3'", "data.day='2026-01-02'", "data.rate=1e-3") as (view,):
+        write_note(view)
+        config, _ = (yaml.load(block, Loader=Loader) for block in blocks(shown(view)))
+        assert config["data"] == view.spec.base_config()["data"]
+        assert origin(view)[0]["data"] == view.spec.base_config()["data"]
 
 
 def test_a_shorter_note_leaves_nothing_of_a_longer_one(studies: Studies) -> None:
