@@ -9,9 +9,11 @@ from typing import Any, Final
 
 #: Characters of a path that are shown.
 _SHOWN: Final = 160
+#: What the drivers of databases call a password in a URL's query.
+PASSWORD_KEYS: Final = frozenset({"password", "passwd", "sslpassword", "ssl_key_password"})
 #: A URL's password, in front of its host or in its query.
 _PASSWORD: Final = re.compile(r"(?<=://)([^\s:/@]*):\S+@")
-_IN_QUERY: Final = re.compile(r"(?<=[?&])((?:ssl)?password|passwd)=[^&\s\"'`]+")
+_IN_QUERY: Final = re.compile(rf"(?<=[?&])({'|'.join(sorted(PASSWORD_KEYS))})=[^&\s\"'`]+")
 
 
 class HpoError(Exception):

@@ -15,6 +15,7 @@ from hpo.console.live import Picture
 from hpo.console.output import flushed
 from hpo.console.screen import Screen
 from hpo.console.tally import Tally, in_words
+from hpo.errors import without_password
 from hpo.execution.messages import AgentNews, Extended, Failed, Heard, Notice, Placed, Started
 from hpo.search.samplers import ExhaustiveSampler
 from hpo.storage.engines import display_url
@@ -248,17 +249,17 @@ def _print_best(opened: OpenStudy, best: dict[str, Any], arguments: str) -> None
 
 
 def kept_arguments(study: Path, overrides: list[str] | None, storage: str | None, output_dir: str | None) -> str:
-    """What the next commands on this study need as well, as a shell reads it."""
+    """What the next commands on this study need as well, as a shell reads it; without passwords of URLs."""
     options = {"--storage": storage, "--output-dir": output_dir}
     kept = [str(study), *(overrides or ())]
     for name, value in options.items():
         kept += [] if value is None else [name, value]
-    return shlex.join(kept)
+    return shlex.join(map(without_password, kept))
 
 
 def same_command() -> str:
-    """The command that is running, as a shell reads it."""
-    return f"{_command()} {shlex.join(sys.argv[1:])}"
+    """The command that is running, as a shell reads it; without passwords of URLs."""
+    return f"{_command()} {shlex.join(map(without_password, sys.argv[1:]))}"
 
 
 def _command() -> str:

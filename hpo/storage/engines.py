@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 import optuna
 import sqlalchemy as sa
 
-from hpo.errors import InputError, StudyError
+from hpo.errors import PASSWORD_KEYS, InputError, StudyError
 from hpo.storage.guarded import SINGLE
 from hpo.storage.idle import IdlePool
 from hpo.storage.outage import DatabaseAwayError, DatabaseError, first_line
@@ -38,7 +38,6 @@ _DRIVERS = {
     "mariadb": "mysql+pymysql",  # Optuna knows the dialect by the name mysql only
 }
 _EXTRAS = {"postgresql": "postgres", "mysql": "mysql"}
-_SECRET_QUERY_KEYS = {"password", "passwd", "sslpassword"}
 _EXAMPLES = "write sqlite:///study.db, postgresql://user@host/name or mysql://user@host/name"
 
 
@@ -72,7 +71,7 @@ def display_url(url: str) -> str:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):
         return "(unreadable URL)"
-    secret = dict.fromkeys(_SECRET_QUERY_KEYS & set(parsed.query), "***")
+    secret = dict.fromkeys(PASSWORD_KEYS & set(parsed.query), "***")
     shown = parsed.update_query_dict(secret).render_as_string(hide_password=True)
     return unquote(shown) if parsed.get_backend_name() == "sqlite" else shown
 
@@ -80,7 +79,7 @@ def display_url(url: str) -> str:
 def has_password(url: str) -> bool:
     """Whether a URL shows a password; see `display_url` for people."""
     parsed = sa.make_url(url)
-    return parsed.password is not None or bool(_SECRET_QUERY_KEYS & set(parsed.query))
+    return parsed.password is not None or bool(PASSWORD_KEYS & set(parsed.query))
 
 
 def sqlite_file(url: sa.URL) -> Path | None:

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from hpo.config.spec import StudySpec
 from hpo.config.yaml_dumper import to_yaml
+from hpo.errors import without_password
 from hpo.storage.engines import display_url
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.environment import environment
@@ -18,7 +19,6 @@ _VERSION_KEY: Final = "dashboard:note_ver"
 _PART_KEY: Final = "dashboard:note_str:{}"
 _PART: Final = 2045
 
-_PASSWORD_IN_URL: Final = re.compile(r"(?<=://)([^\s/@:]*):[^\s/]*@")
 _SECRET_KEY: Final = re.compile(r"(?i)(^|[-_])(password|passwd|secret|api_?key|access_?token|auth_?token)$")
 
 
@@ -75,7 +75,7 @@ def _hidden(value: Any) -> Any:
         return {key: "***" if item and _is_secret(key, item) else _hidden(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_hidden(item) for item in value]
-    return _PASSWORD_IN_URL.sub(r"\1:***@", value) if isinstance(value, str) else value
+    return without_password(value) if isinstance(value, str) else value
 
 
 def _is_secret(key: object, value: object) -> bool:

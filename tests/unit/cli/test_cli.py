@@ -22,7 +22,7 @@ import sqlalchemy as sa
 import hpo as hpo_package
 from hpo.cli.app import main
 from hpo.config.spec import load_spec
-from hpo.console.lines import kept_arguments
+from hpo.console.lines import kept_arguments, same_command
 from hpo.storage.agents import AGENTS
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.storage.engines import normalize_url, sqlite_file
@@ -334,6 +334,13 @@ def test_the_next_commands_name_the_same_study(
     overrides: list[str] | None, storage: str | None, output_dir: str | None, expected: list[str]
 ) -> None:
     assert shlex.split(kept_arguments(Path("a b/study.yaml"), overrides, storage, output_dir)) == expected
+
+
+@pytest.mark.parametrize("url", ["mysql://h/d?user=u&password=sesame", "postgresql://u:sesame@h/d"])
+def test_the_commands_that_a_run_ends_with_show_no_password(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    assert "sesame" not in kept_arguments(Path("study.yaml"), [f"run.storage={url}"], url, None)
+    monkeypatch.setattr("sys.argv", ["hpo", "run", "study.yaml", f"--storage={url}", f"run.storage={url}"])
+    assert "sesame" not in same_command()
 
 
 def test_the_commands_that_a_run_ends_with_work(tmp_path: Path) -> None:

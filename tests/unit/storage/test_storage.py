@@ -431,6 +431,7 @@ def test_an_unreachable_database_is_a_study_error(tmp_path: Path) -> None:
 def test_urls_are_shown_without_passwords_and_normalised() -> None:
     assert display_url("postgresql://u:pw@h/d") == "postgresql://u:***@h/d"
     assert "pw" not in display_url("mysql://h/d?user=u&password=pw")
+    assert "pw" not in display_url("mysql://h/d?user=u&passwd=pw&ssl_key_password=pw")
     assert display_url("nonsense") == "(unreadable URL)"
     drivers = ["postgresql", "postgres", "mysql", "mariadb", "postgresql+psycopg"]
     names = [database.normalize_url(f"{driver}://u@h/d").drivername for driver in drivers]

@@ -230,6 +230,11 @@ def test_nothing_secret_is_in_the_note_and_nothing_gets_out_of_its_block(studies
     assert "s3cret" not in note(spec)
     config, _ = map(yaml.safe_load, blocks(note(spec)))
     assert config["run"]["storage"] == "postgresql://me:***@host/db?sslpassword=%2A%2A%2A"
+    queried = studies.spec(
+        "data.url='mysql://h/d?user=me&password=s3cret&port=1'", "data.other='http://me:s/3cret@h'"
+    )
+    assert "3cret" not in note(queried)
+    assert "mysql://h/d?user=me&password=***&port=1" in note(queried)
     assert (config["data"]["url"], config["data"]["max_tokens"]) == ("https://me:***@host/x", 7)
     config, _ = map(yaml.safe_load, blocks(note(with_fence)))
     assert config["data"]["text"] == tricky
