@@ -14,7 +14,7 @@ from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFil
 from hpo.cli.show import cell, looked_up, param_cell, param_names, print_json
 from hpo.cli.tables import print_table
 from hpo.console.output import read_by_others
-from hpo.errors import InputError, without_password
+from hpo.errors import InputError
 from hpo.wording import granted
 
 if TYPE_CHECKING:
@@ -122,11 +122,12 @@ def _relative(argument: str) -> str:
 
 
 def _export(spec: StudySpec, trial: str, path: Path, *, json_: bool) -> None:
+    from hpo.config.hidden import hidden_argument
     from hpo.final.export_model import check_export_path, export_model
 
     check_export_path(path)
-    # The card is for others to read; a database's password is not.
-    command = shlex.join(["hpo", *(without_password(_relative(each)) for each in sys.argv[1:])])
+    # The card is for others to read; what is secret is not.
+    command = shlex.join(["hpo", *(hidden_argument(_relative(each)) for each in sys.argv[1:])])
     done = looked_up(spec, lambda opened: export_model(opened, trial, path, command=command))
     if json_:
         print_json({"study": spec.study.name, **done})

@@ -10,6 +10,7 @@ from typing import Any, Final
 from torch import nn
 
 from hpo.config.code import code_identity
+from hpo.config.hidden import hidden
 from hpo.config.spec import StudySpec
 from hpo.config.yaml_dumper import to_yaml
 from hpo.final.models import BestWeights
@@ -61,6 +62,7 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
     ended = sum(trial.state.is_finished() for trial in own_trials(opened))
     total = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    whole = _shareable(found.config)
     facts = {
         "Study": f"{spec.study.name} ({spec.path.name})",
         "Trial": f"{found.trial}, of {ended} that have ended",
@@ -69,11 +71,11 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
         "Code": _code(found, spec),
         "Model": f"`{found.config['model']['_target_']}`",
         "Parameters": f"{total:,}" if trained == total else f"{total:,}, {trained:,} of them trained",
-        "Data": f"`{_call(found.config['data'])}`",
+        "Data": f"`{_call(whole['data'])}`",
         "Licence": "not stated",
     }
-    code = code_to_load(found.config["model"], path)
-    config = to_yaml({**_shareable(found.config), "seed": found.seed})
+    code = code_to_load(whole["model"], path)
+    config = to_yaml({**whole, "seed": found.seed})
     parts = (
         f"# {spec.study.name}: {path.name}",
         _table(("", ""), facts.items()),
@@ -81,7 +83,7 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
         _table(("metric", "value"), ((name, shown(value)) for name, value in found.metrics.items())),
         _CAVEAT.format(epoch=found.epoch, trial=found.trial),
         "## Parameters found",
-        _table(("parameter", "value"), ((f"`{name}`", value) for name, value in found.params.items())),
+        _table(("parameter", "value"), ((f"`{name}`", value) for name, value in hidden(found.params).items())),
         "## Load it",
         _WITH_CODE.format(code=code_folder(path).name) if path.suffix in _LOADERS else _ALONE,
         f"```python\n{code}```",
@@ -120,10 +122,10 @@ def code_to_load(config: Mapping[str, Any], path: Path) -> str:
 
 
 def _shareable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without the callbacks whose arguments may hold a key."""
+    """The config without what is secret in it, and without the callbacks whose arguments may hold a key."""
     private = {name for name, row in CALLBACKS.items() if row.private}
     named = {name: node for name, node in config["callbacks"].items() if name not in private}
-    return {**config, "callbacks": named}
+    return {**hidden(config), "callbacks": hidden(named)}
 
 
 def _code(found: BestWeights, spec: StudySpec) -> str:

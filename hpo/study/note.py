@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+from hpo.config.hidden import hidden
 from hpo.config.spec import StudySpec
 from hpo.config.yaml_dumper import to_yaml
-from hpo.errors import without_password
 from hpo.storage.engines import display_url
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.environment import environment
@@ -18,8 +18,6 @@ from hpo.study.environment import environment
 _VERSION_KEY: Final = "dashboard:note_ver"
 _PART_KEY: Final = "dashboard:note_str:{}"
 _PART: Final = 2045
-
-_SECRET_KEY: Final = re.compile(r"(?i)(^|[-_])(password|passwd|secret|api_?key|access_?token|auth_?token)$")
 
 
 class Stored(Protocol):
@@ -65,21 +63,9 @@ def note(spec: StudySpec) -> str:
 
 def shown_config(spec: StudySpec) -> dict[str, Any]:
     """The base config for people to read: without passwords in URLs, and without values of keys named so."""
-    config: dict[str, Any] = _hidden(spec.base_config())
+    config: dict[str, Any] = hidden(spec.base_config())
     config["run"]["storage"] = display_url(spec.storage_url)
     return config
-
-
-def _hidden(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: "***" if item and _is_secret(key, item) else _hidden(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_hidden(item) for item in value]
-    return without_password(value) if isinstance(value, str) else value
-
-
-def _is_secret(key: object, value: object) -> bool:
-    return isinstance(value, str) and _SECRET_KEY.search(str(key)) is not None
 
 
 def _fenced(content: Mapping[str, Any]) -> str:

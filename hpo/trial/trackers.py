@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hpo.config.hidden import hidden
 from hpo.config.spec import StudySpec
 from hpo.study.folders import is_attempt
 from trainer.callbacks.mirror import flat
@@ -48,7 +49,9 @@ class Shown:
 
     @property
     def _parameters(self) -> dict[str, Any]:
-        return dict(self.params) or flat({key: self.config[key] for key in _SECTIONS if key in self.config})
+        if self.params:
+            return dict(self.params)
+        return flat(hidden({key: self.config[key] for key in _SECTIONS if key in self.config}))
 
     def wandb(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments of the callback for W&B, from those that the study file gives."""

@@ -16,7 +16,11 @@ from hpo.final.export_model import export_model
 from hpo.final.models import best_weights, load_model
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
+from hpo.trial.trackers import Shown
+from tests.support.commands import MODEL, hpo
 from tests.support.finished import finished_study
+from tests.support.studies import Studies
+from tests.unit.trial.test_objective import run
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +103,32 @@ def test_it_says_what_the_model_is(view: OpenStudy, tmp_path: Path) -> None:
 
 def test_a_notifier_s_address_is_not_passed_on(view: OpenStudy, tmp_path: Path) -> None:
     assert "hook-of-ours" not in card_of(view, tmp_path / "model.pt")
+
+
+def test_what_is_secret_is_not_in_it(tmp_path: Path, ready_sqlite_file: Path) -> None:
+    code = MODEL.replace("def load(samples=96, broken=False):", "def load(samples=96, broken=False, **places):")
+    given = [
+        "data={_target_: parts.load, token: sesame, store: {api_key: sesame, password: 91357, pad_token: x}}",
+        "data.url='mysql://h/d?user=me&password=sesame'",
+        "data.secret=sesame",
+    ]
+    studies = Studies(tmp_path, ready_sqlite_file)
+    studies.spec(code=code)
+    with studies.open(*given) as (view,):
+        run(view)
+        hpo("best", view.spec.path, *given, "--export", tmp_path / "a.pt")
+    card = (tmp_path / "a.pt.md").read_text()
+    assert "sesame" not in card
+    assert "91357" not in card
+    assert "pad_token: x" in card
+    assert "data.secret=***" in card
+
+
+def test_what_is_secret_is_not_among_the_parameters_of_a_run_that_is_shown_elsewhere(tmp_path: Path) -> None:
+    config = {"data": {"_target_": "parts.load", "token": "sesame", "samples": 8}}
+    shown = Shown(Studies(tmp_path, tmp_path).spec(), tmp_path, "run", {}, config)
+    assert shown.tensorboard({})["hparams"] == {
+        "data._target_": "parts.load",
+        "data.token": "***",
+        "data.samples": 8,
+    }
