@@ -8,9 +8,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from hpo.search.schedulers.curves import affordable
+from hpo.search.schedulers.curves import affordable, horizon_by
 from hpo.search.schedulers.granting import GrantScheduler
-from hpo.search.schedulers.rungs import check_ladder, climbers_of, ladder, promotion, resumed, short_of
+from hpo.search.schedulers.rungs import (
+    Climbers,
+    check_ladder,
+    climbers_of,
+    ladder,
+    promotion,
+    resumed,
+    short_of,
+)
 from hpo.search.schedulers.scheduler import New, Next, Standing, Wait, Why
 
 
@@ -21,6 +29,9 @@ class Hyperband(GrantScheduler):
     Bracket k starts at rung k of those of `Asha`; a trial's bracket is drawn with the shares that give each
     bracket about the same epochs (Li et al., Hyperband, 2018; asynchronous as Klein et al., Model-based
     Asynchronous Hyperparameter and Neural Architecture Search, 2020).
+
+    Where no length is known, there are the brackets of the first guess at it, however far trials come; a trial
+    whose first rung is past the length that turns out trains to its end.
 
     Kinds of its grants: ``"breadth"`` (a new trial, or one that is short of its first rung) and ``"promotion"``.
 
@@ -43,7 +54,7 @@ class Hyperband(GrantScheduler):
     def first(self, standing: Standing) -> int | None:
         """The first rung of the bracket that the next new trial has."""
         climbers = climbers_of(standing)
-        rungs = ladder(climbers.horizon(standing), self.factor, self.first_rung)
+        rungs = self._rungs(standing, climbers)
         return climbers.until(standing, rungs[self.bracket(standing, _upcoming(standing), len(rungs))])
 
     def next(self, standing: Standing) -> Next:
@@ -51,9 +62,9 @@ class Hyperband(GrantScheduler):
         if standing.epochs_left == 0:
             return Wait()
         climbers = climbers_of(standing)
-        rungs = ladder(climbers.horizon(standing), self.factor, self.first_rung)
-        drawn = _drawn(standing.seed, len(rungs), self.factor, _upcoming(standing))
-        brackets = np.array(drawn, dtype=np.int64)[climbers.number]
+        rungs = self._rungs(standing, climbers)
+        drawn = _drawn(standing.seed, self._brackets(standing), self.factor, _upcoming(standing))
+        brackets = np.minimum(np.array(drawn, dtype=np.int64), len(rungs) - 1)[climbers.number]
         # Also a trial that a person has enqueued: it was granted what the next new one would have been.
         if found := short_of(climbers, np.array(rungs, dtype=np.int64)[brackets]):
             return resumed(standing, climbers, *found, "breadth")
@@ -66,8 +77,23 @@ class Hyperband(GrantScheduler):
         return New(None, climbers.until(standing, affordable(standing, 0, start)), Why("breadth"))
 
     def bracket(self, standing: Standing, number: int, rungs: int) -> int:
-        """The bracket of a trial: an index of the first of its rungs."""
-        return _drawn(standing.seed, rungs, self.factor, number + 1)[number]
+        """The bracket of a trial, of so many rungs: an index of the first of its own."""
+        return min(_drawn(standing.seed, self._brackets(standing), self.factor, number + 1)[number], rungs - 1)
+
+    def _rungs(self, standing: Standing, climbers: Climbers) -> list[int]:
+        horizon = climbers.horizon(standing)
+        return self._ladder(horizon if climbers.whole.any() else self._guessed(standing, horizon))
+
+    def _brackets(self, standing: Standing) -> int:
+        """How many there are: by the first guess where no length is known, so that later ones move no trial."""
+        return len(self._ladder(self._guessed(standing, horizon_by(standing, 0, 0, 0))))
+
+    def _guessed(self, standing: Standing, horizon: int) -> int:
+        """A horizon that is not known leaves room for two rungs."""
+        return horizon if standing.horizon is not None else max(horizon, self.first_rung * self.factor)
+
+    def _ladder(self, horizon: int) -> list[int]:
+        return ladder(horizon, self.factor, self.first_rung)
 
 
 def _drawn(seed: int, rungs: int, factor: int, count: int) -> list[int]:

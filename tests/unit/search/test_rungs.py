@@ -196,6 +196,31 @@ def test_hyperband_promotes_inside_a_bracket() -> None:
     assert hyperband.first(standing()) == fresh.until
 
 
+@pytest.mark.parametrize("hyperband", [Hyperband(), Hyperband(factor=2), Hyperband(first_rung=10)])
+def test_where_no_length_is_known_a_trial_stays_in_its_bracket(hyperband: Hyperband) -> None:
+    """As trials come further, the guess at the length grows, and the ladder with it."""
+    found = []
+    for longest in (10, 30, 100):
+        study = standing([seen(0, [0.1] * longest)], horizon=None)
+        rungs = ladder(climbers_of(study).horizon(study), hyperband.factor, hyperband.first_rung)
+        found.append([hyperband.bracket(study, number, len(rungs)) for number in range(200)])
+    assert found == found[:1] * 3
+    assert len(set(found[0])) > 1
+
+
+def test_where_no_length_is_known_a_trial_is_not_short_of_the_first_rung_of_another_bracket() -> None:
+    hyperband = Hyperband()
+    last = next(number for number in range(60) if hyperband.bracket(standing(), number, 4) == 3)
+    answer = hyperband.next(standing([seen(last, [0.9] * 9)], horizon=None))  # its first rung was 9
+    assert isinstance(answer, New)
+
+
+def test_where_no_length_is_known_the_first_rung_is_the_one_given() -> None:
+    answer = Hyperband(first_rung=10).next(standing(horizon=None))
+    assert isinstance(answer, New)
+    assert answer.until in {10, 30}
+
+
 def test_who_paused_short_of_its_first_rung_comes_to_it_first() -> None:
     """A budget of epochs had ended there, and is larger now; or a person had enqueued it."""
     trials = [seen(0, [0.1] * 3), *(seen(k, [0.9]) for k in (2, 1))]
