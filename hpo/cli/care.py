@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,14 +86,14 @@ def retry(
         fix = "`--failed` for all that have failed, or `--trial N`, repeated for several"
         raise InputError(problem, path="--failed, --trial", fix=fix)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.study.retry import failed_trials, prospect, reopen
+    from hpo.study.retry import failed_trials, prospect_if_known, reopen
 
-    def requeue(opened: OpenStudy) -> tuple[list[Reopened], Prospect | None]:
+    def requeue(opened: OpenStudy) -> tuple[list[Reopened], tuple[Prospect | None, str]]:
         done = reopen(opened, trial or failed_trials(opened), dry_run=dry_run)
         is_said = done and not dry_run and not json_
-        return done, prospect(opened, [entry.trial for entry in done]) if is_said else None
+        return done, prospect_if_known(opened, [entry.trial for entry in done]) if is_said else (None, "")
 
-    done, expected = looked_up(spec, requeue)
+    done, (expected, unknown) = looked_up(spec, requeue)
     if json_:
         print_json({"study": spec.study.name, "dry_run": dry_run, "retried": [asdict(entry) for entry in done]})
         return
@@ -108,6 +109,8 @@ def retry(
             print("no trial has failed")
         elif expected is not None:
             print(_next_run(expected, len(done)))
+        elif unknown:
+            print(f"warning: {unknown}", file=sys.stderr)
 
 
 def _next_run(expected: Prospect, count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -59,7 +60,7 @@ def enqueue(
     from hpo.study.initial_trials import checked_point
     from hpo.study.initial_trials import enqueue as put
     from hpo.study.open_study import start_study
-    from hpo.study.retry import prospect
+    from hpo.study.retry import prospect_if_known
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = SearchSpace.from_spec(spec)
@@ -71,7 +72,7 @@ def enqueue(
     try:
         notes = [*opened.notes, *_unheard_of(opened, given)]
         number, earlier = put(spec, opened.storage, opened.study, point)
-        expected = None if json_ else prospect(opened, [number])
+        expected, unknown = (None, "") if json_ else prospect_if_known(opened, [number])
     except BudgetExhaustedError as error:
         raise StudyError(
             f"{error}\n  fix: give the study more with `study.n_trials` in its file; enqueued trials count"
@@ -87,6 +88,8 @@ def enqueue(
         print(f"trial {number} waits{_what_for(expected)}")
         if earlier:
             print(f"duplicate: trial {', '.join(map(str, earlier))} has the same parameters")
+        if unknown:
+            print(f"warning: {unknown}", file=sys.stderr)
 
 
 def _what_for(expected: Prospect | None) -> str:

@@ -84,6 +84,14 @@ def prospect(opened: OpenStudy, numbers: Iterable[int]) -> Prospect:
     )
 
 
+def prospect_if_known(opened: OpenStudy, numbers: Iterable[int]) -> tuple[Prospect | None, str]:
+    """`prospect`, or why it is not known: the trials wait already, whatever fails now."""
+    try:
+        return prospect(opened, numbers), ""
+    except Exception as error:  # noqa: BLE001 - said, and not the command's failure
+        return None, f"what `hpo run` will do is not known: {error or type(error).__name__}"
+
+
 def failed_trials(opened: OpenStudy) -> list[int]:
     """Numbers of the study's own trials that have failed."""
     trials = opened.study.get_trials(deepcopy=False, states=(TrialState.FAIL,))

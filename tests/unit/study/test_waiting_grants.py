@@ -12,6 +12,8 @@ from optuna.trial import TrialState
 from hpo.search.schedulers.scheduler import New, Next, Standing, Wait, Why
 from hpo.storage.grants import granted_after, grants_of
 from hpo.storage.ledger import Lease
+from hpo.storage.outage import DatabaseError
+from hpo.study import retry
 from hpo.study.open_study import OpenStudy
 from hpo.study.retry import reopen
 from hpo.study.standing import standing_of
@@ -58,7 +60,7 @@ def ends_of(view: OpenStudy) -> list[list[int | None]]:
 
 def test_failed_trials_that_wait_again_share_what_is_left(studies: Studies) -> None:
     """Three epochs each are due to trials 0 and 1, of 1 + 1 + 4 trained; 10 leave four of them."""
-    overrides = ("study.n_trials=3", "study.epochs=12", "trainer.max_epochs=5")
+    overrides = ("study.n_trials=3", "study.epochs=12")
     with studies.open(*overrides) as (view,):
         fail_one_epoch_each(view, 2)
         assert run_all(fours(view)) == [(2, 4)]
@@ -138,6 +140,24 @@ def test_what_is_enqueued_says_what_it_waits_for(overrides: tuple[str, ...], sai
         view.study.tell(taken, 1.0)
     file = studies.folder / "study.yaml"
     assert hpo("enqueue", file, "optimizer.lr=0.01", "study.n_trials=3", *overrides).stdout.startswith(said)
+
+
+@pytest.mark.parametrize("command", [("enqueue", "model.hidden=5"), ("retry", "--failed")])
+def test_what_was_done_is_said_where_the_prospect_can_t_be_read(
+    command: tuple[str, ...], studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: OpenStudy) -> None:
+        raise DatabaseError("the database is gone")
+
+    overrides = ("study.n_trials=3", "study.epochs=12")
+    with studies.open(*overrides) as (view,):
+        fail_one_epoch_each(view, 1)
+    monkeypatch.setattr(retry, "standing_of", away)
+    done = hpo(command[0], view.spec.path, *overrides, *command[1:])
+    assert done.stdout.startswith(
+        ("trial 1 waits for the next free worker\n", "trial 0 is requeued after 1 attempt")
+    )
+    assert done.stderr == "warning: what `hpo run` will do is not known: the database is gone\n"
 
 
 def test_workers_that_take_them_at_once_keep_to_the_budget(studies: Studies) -> None:
