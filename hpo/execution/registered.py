@@ -71,9 +71,9 @@ class Registered:
         """
         try:
             write_mark(self._opened.spec, self._agent)
-            refuse_unshared(self._opened, self._agent, say)
         except OSError as error:
             raise unwritable(self._opened.spec, error) from error
+        refuse_unshared(self._opened, self._agent, say)
 
     def look(self, conn: Executor) -> None:
         """Beat, and see whether agents are to leave; in the caller's transaction."""

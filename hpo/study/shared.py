@@ -15,6 +15,7 @@ from hpo.config.spec import StudySpec
 from hpo.errors import InputError
 from hpo.storage import agents, machine
 from hpo.storage.agents import SILENT, Agent
+from hpo.study.folders import unwritable
 from hpo.study.open_study import OpenStudy
 
 #: Of the time after which a silent agent counts as dead, the part for which one that joins watches it.
@@ -49,6 +50,7 @@ def refuse_unshared(opened: OpenStudy, me: Agent, say: Callable[[str], None]) ->
     Raises:
         InputError: The output folder is another one than that of an agent at work, or the study lies in a SQLite
             file and an agent works on it on another machine.
+        StudyError: The output folder does not answer.
     """
     with opened.storage.engine.connect() as conn:
         others = agents.open_agents(conn, opened.study_id)
@@ -67,7 +69,11 @@ def _refusal(opened: OpenStudy, other: Agent) -> InputError | None:
             value=spec.storage_url,
             fix="several machines need PostgreSQL or MariaDB: give a URL with `--storage`",
         )
-    if not mark_file(spec, other).exists():
+    try:
+        is_shared = mark_file(spec, other).exists()
+    except OSError as error:
+        raise unwritable(spec, error) from error
+    if not is_shared:
         return spec.error(
             f"the output folder is not that of {who}: the file {mark_file(spec, other)}, which it has written, is "
             "not here",

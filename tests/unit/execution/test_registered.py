@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 from hpo.errors import StudyError
 from hpo.execution.registered import Registered
 from hpo.execution.upkeep import Upkeep
+from hpo.storage import agents
+from hpo.storage.agents import Joining
+from hpo.storage.ledger import Owner
 from hpo.study.shared import mark_file, write_mark
 from tests.support.studies import Studies
 
@@ -44,3 +48,16 @@ def test_an_agent_does_not_join_in_a_folder_that_does_not_answer(
             with pytest.raises(StudyError, match=r"can't make the output folder: Stale file handle\n  fix: give "):
                 second.join(lambda _: None)
         second.join(lambda _: None)
+
+
+def test_an_error_of_who_listens_is_not_one_of_the_folder(studies: Studies) -> None:
+    def say(_: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, "nothing reads the output")
+
+    with studies.open() as (view,):
+        joining = Joining("", "cpu", 1, "code", "config", "theirs", 60.0)
+        with view.storage.transaction() as session:
+            agents.register(session, view.study_id, replace(Owner.current(), host="elsewhere"), joining)
+        second = Registered(view, [])
+        with pytest.raises(BrokenPipeError):
+            second.join(say)
