@@ -68,7 +68,17 @@ def _look(opened: OpenStudy, looks: Looks) -> tuple[Look | None, str]:
     except DatabaseAwayError as error:
         return None, f"the database is unreachable; waiting for it: {error.problem}"
     except KeyError:
+        if _is_there(opened):
+            raise
         raise StudyError(f"the study {opened.spec.study.name} has been deleted") from None
+
+
+def _is_there(opened: OpenStudy) -> bool:
+    try:
+        opened.storage.get_study_name_from_id(opened.study_id)
+    except KeyError:
+        return False
+    return True
 
 
 def _view(opened: OpenStudy, *, json_: bool) -> _Lines | _Drawing:

@@ -264,24 +264,21 @@ def load_study(spec: StudySpec, owner: Owner | None = None, pooler: Path | None 
     else:
         cache = StudyCache(storage, max_age=MAX_AGE, most=most_shown(spec, space))
     with closing_on_error(storage):
+        # Code of the study or of others: a KeyError of theirs is not one of the database.
+        sampler, pruner, scheduler = make_sampler(spec, space), make_pruner(spec), make_scheduler(spec)
         try:
-            study = optuna.load_study(
-                storage=cache,
-                study_name=spec.study.name,
-                sampler=make_sampler(spec, space),
-                pruner=make_pruner(spec),
-            )
-            opened = OpenStudy(spec, space, storage, study, scheduler=make_scheduler(spec))
+            study = optuna.load_study(storage=cache, study_name=spec.study.name, sampler=sampler, pruner=pruner)
+            opened = OpenStudy(spec, space, storage, study, scheduler=scheduler)
             opened.refuse_other_code()
             cache.expect(opened.study_id, space.distributions)
             _show_widened(study, space)
-            if owner is not None:
-                import_models(spec)
         except KeyError:
             where = display_url(spec.storage_url)
             raise StudyError(
                 f"no study named {spec.study.name} in {where}\n  fix: start it with `hpo run`"
             ) from None
+        if owner is not None:
+            import_models(spec)
         return opened
 
 

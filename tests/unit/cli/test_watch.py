@@ -174,6 +174,17 @@ def test_lines_are_printed_where_something_is_new(studies: Studies, capsys: pyte
     assert capsys.readouterr().out.splitlines() == ["0/6 trials", "the database is away", "0/6 trials, 1 running"]
 
 
+def test_an_error_of_a_look_does_not_say_that_the_study_is_deleted(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Looks) -> None:
+        raise KeyError("of a plugin")
+
+    monkeypatch.setattr(Looks, "look", broken)
+    with studies.open() as (view,), pytest.raises(KeyError, match="of a plugin"):
+        _look(view, Looks(view))
+
+
 def test_a_study_that_is_deleted_meanwhile_is_an_error(studies: Studies) -> None:
     with studies.open() as (view,):
         view.storage.delete_study(view.study_id)

@@ -77,3 +77,16 @@ def test_nothing_stays_open(studies: Studies, refused: Callable[[Studies], None]
         refused(studies)
     assert caught.tb
     assert files_of(studies) == []
+
+
+@pytest.mark.parametrize("part", ["make_sampler", "make_pruner", "make_scheduler", "import_models"])
+def test_a_key_error_of_a_part_is_not_one_of_the_database(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("of a plugin")
+
+    with studies.open() as (view,):
+        monkeypatch.setattr(open_study, part, broken)
+        with pytest.raises(KeyError, match="of a plugin"):
+            load_study(view.spec, Owner.current())
