@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+#: Why a trial has ended that a person, say, has ended in the dashboard.
+ENDED_OUTSIDE: Final = "it was ended from outside"
+
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 

@@ -56,6 +56,8 @@ class Failures:
             raise StudyError(message.message)
         if isinstance(message, Failed):
             self._failed("workers", message.message, str(log))
+        elif isinstance(message, TrialReport) and message.outside:
+            self._deaths = 0
         elif isinstance(message, TrialReport) and (message.outcome is not None or message.paused):
             self._deaths = 0
             if message.outcome in _FAILURES:

@@ -22,6 +22,7 @@ class TrialReport:
         reason: The error's text, for a failure; why it was requeued, where there is more to say.
         params: Its parameters.
         paused: Whether it is paused, after the last of those epochs.
+        outside: Whether it was ended from outside while it ran, as a person may do in the dashboard.
     """
 
     number: int
@@ -32,3 +33,4 @@ class TrialReport:
     reason: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     paused: bool = False
+    outside: bool = False

@@ -40,6 +40,7 @@ from hpo.study.folders import (
 )
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of, unasked
+from hpo.study.own_trials import trial_value
 from hpo.study.timing import timing_of
 from hpo.trial.artifacts import keep_artifacts
 from hpo.trial.checkpoints import Checkpoints, Source
@@ -52,7 +53,7 @@ from hpo.trial.reports import GatheredReports, LateReports, Reports
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import TrainingCode
-from hpo.wording import never_asked, same_as
+from hpo.wording import ENDED_OUTSIDE, never_asked, same_as
 from trainer.error_text import error_text, traceback_text
 from trainer.state import DIVERGED, INTERRUPTED, PAUSED, PRUNED
 
@@ -84,6 +85,7 @@ class TrialRun:
     before_s: float = 0.0
     _failure: Failure | None = None
     _paused: bool = False
+    _outside: bool = False
     _unasked: str = ""
     _running: Session | None = None
 
@@ -100,6 +102,7 @@ class TrialRun:
         number, storage = self.trial.number, self.opened.storage
         outcome: Outcome | None
         value: float | None
+        attempt = 0
         try:
             attempt = self._lease.attempt
             foreign = set_aside(self.opened.spec, number, attempt, self._attempts)
@@ -118,9 +121,10 @@ class TrialRun:
             note_stop(self.opened.spec, number, attempt, f"the database failed: {first_line(error)}")
             raise
         except LeaseLostError:
-            # Another attempt has the trial: nothing of this one counts any more.
+            # Another attempt has the trial, or it was ended from outside: nothing of this one counts any more.
             storage.forget(self._id)
-            outcome, value, self._failure, self._paused = None, None, None, False
+            self._failure, self._paused = None, False
+            outcome, value = self._ended_outside(attempt)
         return TrialReport(
             number,
             outcome,
@@ -130,11 +134,28 @@ class TrialRun:
             reason=self._reason,
             params=dict(self.trial.params),
             paused=self._paused,
+            outside=self._outside,
         )
+
+    def _ended_outside(self, attempt: int) -> tuple[Outcome | None, float | None]:
+        """The outcome and the value of a trial that was ended while this attempt had it; None for any other."""
+        storage = self.opened.storage
+        try:
+            trial, last = storage.get_trial(self._id), storage.attempts_of_trial(self._id)[-1]
+        except (KeyError, IndexError):  # the study was deleted
+            return None, None
+        # Another attempt may have ended it, or who took this one for dead.
+        ours = last.attempt == attempt and last.outcome in (None, trial.state.name.lower())
+        if not ours or not trial.state.is_finished():
+            return None, None
+        self._outside = True
+        return Outcome(outcome_of(trial)), trial_value(self.opened, trial)
 
     @property
     def _reason(self) -> str:
         """What people should know of its end beside the outcome."""
+        if self._outside:
+            return ENDED_OUTSIDE
         if self._failure is not None:
             return self._failure.reason
         same = self._attrs.get(SAME_AS_ATTR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,15 @@ def test_the_third_that_fails_alike_ends_the_study(studies: Studies) -> None:
         hear_all(failures, failed(0), TrialReport(1, None, None, 0, 0.1), failed(1))
         with pytest.raises(StudyError, match="the first 3 trials failed alike:\n  ValueError: so much dropout"):
             failures.hear(failed(2), LOG)
+
+
+def test_trials_that_a_person_has_failed_say_nothing_of_the_study(studies: Studies) -> None:
+    with studies.open(*SCHEDULED) as (view,):
+        failures = Failures(view, 1)
+        hear_all(failures, *(replace(failed(number), outside=True) for number in range(3)))
+        hear_all(failures, failed(3), failed(4))
+        with pytest.raises(StudyError, match="the first 3 trials failed alike"):
+            failures.hear(failed(5), LOG)
 
 
 @pytest.mark.parametrize("reason", ["ImportError: no module named gone", failed(0).reason], ids=["other", "same"])

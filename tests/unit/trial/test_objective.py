@@ -26,6 +26,7 @@ from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
+from hpo.wording import ENDED_OUTSIDE
 from tests.support.databases import server_of
 from tests.support.studies import Studies
 from trainer.checkpoint.manager import load_checkpoint
@@ -193,6 +194,30 @@ def test_a_complete_trials_value_metrics_and_checkpoint_are_of_one_epoch(studies
         shown = study_best(view)
         assert (shown["value"], shown["metrics"] | shown["internals"]["metrics"]) == (trial.value, best["metrics"])
         assert Path(shown["checkpoint"]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("state", "values", "outcome"), [(TrialState.FAIL, None, "error"), (TrialState.COMPLETE, [7.0], "complete")]
+)
+def test_a_trial_that_is_ended_from_outside_says_so(
+    studies: Studies, state: TrialState, values: list[float] | None, outcome: str
+) -> None:
+    with studies.open() as (view,):
+        trial, plain = view.study.ask(), load_study(view.spec)
+        request = From(2, lambda: plain.storage.set_trial_state_values(trial._trial_id, state, values))
+        report = run_trial(view, trial, request)
+        plain.storage.close()
+        assert (report.outcome, report.reason, report.outside) == (outcome, ENDED_OUTSIDE, True)
+        assert values is None or report.value == 7.0
+
+
+def test_a_trial_that_another_attempt_has_is_not_said_to_be_ended(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, plain = view.study.ask(), load_study(view.spec)
+        request = From(2, lambda: plain.storage.set_trial_state_values(trial._trial_id, TrialState.WAITING))
+        report = run_trial(view, trial, request)
+        plain.storage.close()
+        assert (report.outcome, report.reason, report.outside) == (None, "", False)
 
 
 def test_the_best_of_a_maximised_metric_is_its_largest(studies: Studies) -> None:
