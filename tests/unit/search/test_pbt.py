@@ -188,6 +188,29 @@ def test_a_fork_that_ends_before_its_first_epoch_is_replaced_by_another_one() ->
     assert (fork.replaces, fork.parent, fork.epoch) == (4, 1, 3)
 
 
+def retried(value: float, state: str = "paused") -> list[Seen]:
+    """Member 0 of four was replaced by a fork, and a person has let it train again."""
+    trials = at_three(value, 0.2, 0.4, 0.3)
+    trials[0] = replace(trials[0], state=state)  # type: ignore[arg-type]
+    return [*trials, seen(4, {4: 0.2, 5: 0.2, 6: 0.2}, until=6, kinds=("fork",), inherited=3, replaces=0)]
+
+
+def test_one_that_is_retried_after_a_fork_has_replaced_it_fills_no_other_place() -> None:
+    trials = retried(0.9, "running")
+    assert pbt().next(standing(trials)) == Resume(1, 6, Why("survivor"))
+    trials[3] = replace(trials[3], state="ended", failed=True)
+    fork = pbt().next(standing(trials))
+    assert isinstance(fork, Fork)
+    assert fork.replaces == 3
+
+
+def test_one_that_is_retried_after_a_fork_has_replaced_it_is_not_replaced_again() -> None:
+    assert pbt().next(standing(retried(0.9))) == Resume(1, 6, Why("survivor"))
+    assert pbt().next(standing(retried(0.35))) == Resume(0, 6, Why("survivor"))
+    only = [replace(each, state="running", until=9) if each.number else each for each in retried(0.9)]
+    assert pbt().next(standing(only)) == Wait()
+
+
 def test_where_each_fork_fails_at_once_each_place_is_given_up_after_the_second() -> None:
     trials = [replace(each, state="ended") for each in at_three(0.9, 0.8, 0.7, 0.6)]
     while isinstance(fork := pbt().next(standing(trials)), Fork):

@@ -25,8 +25,15 @@ class Members:
 
     @cached_property
     def alive(self) -> int:
-        """Members that train, wait or may resume, and those that have trained to their end."""
-        return len(self.curves) - len(self._gone)
+        """Members that train, wait or may resume, and those that have trained to their end.
+
+        One that a person has let train again after a fork has taken its place is in no place.
+        """
+        return len(self.curves) - len(self._gone | self._replaced)
+
+    @cached_property
+    def _replaced(self) -> set[int]:
+        return replaced([curve.seen for curve in self.curves])
 
     @cached_property
     def _gone(self) -> set[int]:
@@ -39,15 +46,19 @@ class Members:
 
         One that was lost when nothing could be forked yet stays among them: it is far behind by the next loss.
         """
-        lost = self._gone - replaced([curve.seen for curve in self.curves])
+        lost = self._gone - self._replaced
         for curve in sorted(self.curves, key=lambda each: (each.seen.epochs, each.number), reverse=True):
             if curve.number in lost:
                 yield curve
 
-    def resumable(self) -> Curve | None:
-        """The paused member with the fewest epochs, the earlier of equals."""
+    def resumable(self) -> list[Curve]:
+        """The paused members, that with the fewest epochs first, the earlier of equals."""
         paused = [curve for curve in self.curves if curve.resumable]
-        return min(paused, key=lambda curve: (curve.seen.epochs, curve.number), default=None)
+        return sorted(paused, key=lambda curve: (curve.seen.epochs, curve.number))
+
+    def has_place(self, curve: Curve) -> bool:
+        """Whether a fork may take a member's place: none has taken it."""
+        return curve.number not in self._replaced
 
     def steps_up_to(self, curve: Curve) -> Iterator[int]:
         """The epochs of looks that a member has come to, the last one first."""

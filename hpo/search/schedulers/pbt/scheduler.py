@@ -27,7 +27,8 @@ class Pbt(GrantScheduler):
     is among the worst of those that have come to its epoch, it is pruned, and a new trial takes its place: a
     *fork* that begins with the checkpoint which one of the best had there, and with that one's parameters,
     perturbed. Else it resumes. A member that has diverged, failed or violates a bound that training does not mend
-    is replaced by a fork too; no worker waits for others while a member is paused. Jaderberg et al., Population
+    is replaced by a fork too; no worker waits for others while a member is paused. One that is retried after that
+    trains beside the population, and pauses for good once it is among the worst. Jaderberg et al., Population
     Based Training of Neural Networks (2017), with truncation selection, and asynchronous as there.
 
     Kinds of its grants: ``"initial"`` (a member of the first population), ``"survivor"`` and ``"fork"``.
@@ -81,15 +82,15 @@ class Pbt(GrantScheduler):
         members = Members([curve for curve in curves if not curve.seen.imported], self._interval(standing))
         if members.alive < self.population and standing.new_left != 0:
             return self._filled(standing, curves, members)
-        paused = members.resumable()
-        if paused is None:
-            return Wait()
-        step = paused.seen.epochs
-        leaders = members.leaders(paused, step, self.quantile) if standing.new_left != 0 else []
-        if leaders:
-            return self._fork(standing, curves, leaders, step, paused.number)
-        goal = self._goal(standing, step)
-        return Resume(paused.number, until(standing, curves, affordable(standing, step, goal)), Why("survivor"))
+        for paused in members.resumable():
+            step = paused.seen.epochs
+            leaders = members.leaders(paused, step, self.quantile) if standing.new_left != 0 else []
+            if not leaders:
+                goal = until(standing, curves, affordable(standing, step, self._goal(standing, step)))
+                return Resume(paused.number, goal, Why("survivor"))
+            if members.has_place(paused):
+                return self._fork(standing, curves, leaders, step, paused.number)
+        return Wait()
 
     def _filled(self, standing: Standing, curves: Sequence[Curve], members: Members) -> Next:
         """A fork in the place of the lost member that came furthest; a new member where none can be forked."""
