@@ -27,6 +27,7 @@ from hpo.storage.lineage import forked_from
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.pausing import paused_at
 from hpo.study.internals import wanted_metrics
+from hpo.study.lineage import one_of_each_lineage
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of
 from hpo.study.own_trials import own_trials
@@ -106,7 +107,7 @@ class StudyReport:
     @cached_property
     def edges(self) -> list[Edge]:
         """Parameters whose best values lie at an end of their range."""
-        return edges(self.leaders)
+        return edges(self.unrelated)
 
     @cached_property
     def importances(self) -> Importances:
@@ -202,6 +203,12 @@ class StudyReport:
     def leaders(self) -> Sequence[FrozenTrial]:
         """The trials that are looked at closely: the best five, or the whole Pareto front."""
         return self.best if self.several else self.ranked[:_LEADERS]
+
+    @cached_property
+    def unrelated(self) -> Sequence[FrozenTrial]:
+        """The same among those of which each was drawn by itself: of a trial and its forks the best one."""
+        found = one_of_each_lineage(self.best if self.several else self.ranked, self.trials)
+        return found if self.several else found[:_LEADERS]
 
 
 _LEADERS: Final = 5

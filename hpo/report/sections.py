@@ -316,13 +316,15 @@ def edge_section(report: StudyReport) -> Section:
     """Parameters whose best values lie at an end of their range."""
     title = "Parameters at the edge of their range"
     if not report.edges:
-        enough = len(report.leaders) > 1
+        enough = len(report.unrelated) > 1
         why = "None among the best trials." if enough else "It takes several complete trials to say."
         return Section("edges", title, note(why))
     remark = (
         "The outermost 5 % of a range count (of its logarithm, where it is searched so), or the last of its "
         "values. What is listed would come about by chance in at most 5 % of the cases."
     )
+    if report.forks:
+        remark += " Of a trial and its forks the best one counts."
     return Section("edges", title, points(each.said for each in report.edges) + note(remark))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,26 @@ class Stage:
     params: Mapping[str, Any]
     seed: int
     until: int | None
+
+
+def one_of_each_lineage(trials: Iterable[FrozenTrial], every: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials without those that share their first ancestor with one before them, itself included.
+
+    Args:
+        trials: Some trials of a study, in any order.
+        every: All of them.
+    """
+    parents = {each.number: fork["parent"] for each in every if (fork := forked_from(each)) is not None}
+
+    def first(number: int) -> int:
+        while parents.get(number, number) < number:
+            number = parents[number]
+        return number
+
+    found: dict[int, FrozenTrial] = {}
+    for trial in trials:
+        found.setdefault(first(trial.number), trial)
+    return list(found.values())
 
 
 def lineage_of(

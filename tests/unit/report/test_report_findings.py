@@ -15,8 +15,9 @@ from hpo.report.causes import causes
 from hpo.report.edges import edges
 from hpo.report.importances import importances
 from hpo.report.looks import thinned
-from hpo.report.sections import overview
+from hpo.report.sections import edge_section, overview
 from hpo.report.timeline import Timeline
+from hpo.storage.attributes import FORK_ATTR
 from tests.support.reports import report_of, trial_of, work_of
 
 LOSS: dict[str, Any] = {"val_loss": "minimize"}
@@ -83,6 +84,16 @@ def test_an_edge_is_rarely_one_of_random_values(distribution: BaseDistribution) 
     found = [edge.end for _ in range(1500) for edge in edges(searched(distribution, [draw() for _ in range(5)]))]
     for end in ("lower", "upper"):
         assert found.count(end) < 0.065 * 1500  # 5 %, and some for chance
+
+
+def test_forks_of_one_trial_are_no_trials_that_were_drawn_there() -> None:
+    trials = searched(LR, [0.1, 0.1, 0.1, 0.1, 0.01, 0.1, 0.1])
+    for fork, parent in ((1, 0), (2, 1), (3, 0)):
+        trials[fork].set_user_attr(FORK_ATTR, {"parent": parent, "epoch": 1, "replaces": None})
+    assert report_of(trials[:5]).edges == []
+    report = report_of(trials)
+    assert [edge.trials for edge in report.edges] == [[0, 5, 6]]
+    assert "Of a trial and its forks the best one counts" in str(edge_section(report).content)
 
 
 def test_an_edge_says_what_to_do() -> None:
