@@ -124,6 +124,11 @@ def replaced_by(epoch: int, fork: int, parent: int) -> str:
     return f"pruned at epoch {epoch}: trial {fork} stands in its place, a fork of trial {parent}"
 
 
+def pruned_by(epoch: int, pruner: str) -> str:
+    """Why a pruner ended a trial."""
+    return f"pruned at epoch {epoch} by {pruner}"
+
+
 def condemned(epoch: int, probability: float, alpha: float, *, runs_on: bool) -> str:
     """What the pruner decided: ``pruned at epoch 3: probability 0.004 to end among the best, alpha is 0.04``."""
     became = "kept as an audit run" if runs_on else "pruned"

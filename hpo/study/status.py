@@ -24,6 +24,7 @@ from hpo.storage.attributes import (
     EPOCHS_ATTR,
     MAX_EPOCHS_ATTR,
     PREDICTION_ATTR,
+    PRUNED_ATTR,
     REASON_ATTR,
     SAME_AS_ATTR,
     TRACEBACK_ATTR,
@@ -50,6 +51,7 @@ from hpo.wording import (
     described_best,
     never_asked,
     paused_at_end,
+    pruned_by,
     replaced_by,
     same_as,
 )
@@ -248,9 +250,9 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
     ``params`` are as the study file has them, lists and mappings among them. ``metrics`` are those of its best
     epoch that a person asked for (`hpo.study.internals.parted_metrics`), empty before there is one. The traceback
     is that of a failed trial, None for any other; the reason is that of a failed one, of one that was paused when
-    the study ended or a fork took its place, of one that `PredictedLossPruner` pruned or let run on to audit
-    itself, of one that took over the result of a trial with the same parameters, and has no epochs of its own, or
-    of one that was queued with a parameter which its function never asked for.
+    the study ended or a fork took its place, of one that a pruner pruned or, to audit itself, let run on, of one
+    that took over the result of a trial with the same parameters, and has no epochs of its own, or of one that was
+    queued with a parameter which its function never asked for.
 
     What hpo keeps beside it is in ``internals``: the other metrics of that epoch, the first ``prediction`` beside
     what came of it, the seed, and ``attempts``, the first one first; worker and device are the last attempt's.
@@ -275,7 +277,7 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
             **({} if brief else {"metrics": parted_metrics(opened.spec, _metrics(trial))[0]}),
             "epochs": epochs_reached(trial),
             "duration_s": _took(trial, attempts[id_of_trial(trial)]),
-            **_cause(trial, forks.get(trial.number)),
+            **_cause(trial, forks.get(trial.number), opened.spec.study.pruner.name),
             "internals": {
                 **({} if brief else _internals(opened, trial) | _replaced(forks.get(trial.number))),
                 **_history(attempts[id_of_trial(trial)]),
@@ -302,7 +304,7 @@ def _took(trial: FrozenTrial, attempts: Sequence[Attempt]) -> float | None:
     return None if trial.duration is None else trial.duration.total_seconds()
 
 
-def _cause(trial: FrozenTrial, fork: FrozenTrial | None) -> dict[str, Any]:
+def _cause(trial: FrozenTrial, fork: FrozenTrial | None, pruner: str) -> dict[str, Any]:
     """Why a trial failed, is pruned, was audited or has another one's result; see `study_trials`.
 
     What a lost attempt left on a trial that ended well later is not about its end.
@@ -318,6 +320,8 @@ def _cause(trial: FrozenTrial, fork: FrozenTrial | None) -> dict[str, Any]:
     decision = Condemned.of(trial)
     if decision is not None and trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
         return {"reason": condemned(**decision.stored()), "traceback": None}
+    if trial.state == TrialState.PRUNED and PRUNED_ATTR in trial.user_attrs:
+        return {"reason": pruned_by(trial.user_attrs[PRUNED_ATTR], pruner), "traceback": None}
     if outcome_of(trial) == Outcome.COMPLETE and (names := unasked(trial)):
         return {"reason": never_asked(names), "traceback": None}
     attrs = trial.user_attrs if trial.state == TrialState.FAIL else {}

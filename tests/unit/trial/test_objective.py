@@ -232,6 +232,7 @@ def test_a_pruned_trial_is_pruned(studies: Studies) -> None:
         trial = stored(view)
         assert report.outcome == outcome_of(trial) == Outcome.PRUNED
         assert trial.state == TrialState.PRUNED
+        assert [entry["reason"] for entry in study_trials(view)] == ["pruned at epoch 2 by threshold"]
         assert list(trial.intermediate_values) == [1, 2]
         assert report.epochs == 2
         assert curve(view).count("\n") == 3
