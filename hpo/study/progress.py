@@ -29,9 +29,10 @@ _KINDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("trial_id", "number", "state", "last", "until", "grants", "inherited"), np.int64),
     "best": np.float64,
     **dict.fromkeys(
-        ("finite", "whole", "failed", "imported", "foreign", "feasible", "measured", "taken_over", "mends"),
+        ("finite", "whole", "failed", "diverged", "imported", "foreign", "feasible", "measured", "taken_over"),
         np.bool_,
     ),
+    "mends": np.bool_,
 }
 _STATES: Final[Mapping[str, int]] = {"RUNNING": RUNNING, "WAITING": WAITING}
 
@@ -164,6 +165,7 @@ def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
         "finite": (last != NONE) & (last != _or_none(read.last_not_finite)),
         "whole": np.array([name == TrialState.COMPLETE.name for name in read.state]),
         "failed": np.array([name == TrialState.FAIL.name for name in read.state]),
+        "diverged": np.zeros(len(ids), np.bool_),
         "imported": np.zeros(len(ids), np.bool_),
         "foreign": np.zeros(len(ids), np.bool_),
         "feasible": np.ones(len(ids), np.bool_),
@@ -180,10 +182,11 @@ def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
 
 def _decided_by(attrs: Mapping[str, Any], state: TrialState, value: float | None) -> dict[str, Any]:
     """What the other attributes of a trial say of it."""
-    violations = _violations(attrs)
+    violations, ended = _violations(attrs), ended_as(state, attrs.get(OUTCOME_ATTR), value)
     return {
         "inherited": attrs[FORK_ATTR]["epoch"] if FORK_ATTR in attrs else 0,
-        "whole": ended_as(state, attrs.get(OUTCOME_ATTR), value) == Outcome.COMPLETE,
+        "whole": ended == Outcome.COMPLETE,
+        "diverged": ended == Outcome.DIVERGED,
         "imported": IMPORTED_ATTR in attrs,
         "foreign": ORIGIN_ATTR in attrs and attrs[ORIGIN_ATTR][0] is not None,
         "taken_over": SAME_AS_ATTR in attrs,

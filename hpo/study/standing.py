@@ -98,6 +98,7 @@ def _seen(opened: OpenStudy, here: int | None, values: Mapping[int, float]) -> S
 def seen(trial: FrozenTrial) -> Seen:
     """A trial as a scheduler sees it."""
     fixed: dict[str, Any] = trial.system_attrs.get("fixed_params") or {}
+    outcome = outcome_of(trial)
     return Seen(
         number=trial.number,
         params=fixed | trial.params,
@@ -105,8 +106,9 @@ def seen(trial: FrozenTrial) -> Seen:
         state=_state(trial),
         until=granted_until(trial),
         kinds=[grant["why"].get("kind", "") for grant in grants_of(trial)],
-        whole=outcome_of(trial) == Outcome.COMPLETE,
+        whole=outcome == Outcome.COMPLETE,
         failed=trial.state == TrialState.FAIL,
+        diverged=outcome == Outcome.DIVERGED,
         switch=timing_of(trial).switch,
         imported=IMPORTED_ATTR in trial.system_attrs,
         source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],

@@ -24,7 +24,7 @@ STATES: Final = ("waiting", "running", "paused", "ended")
 WAITING, RUNNING, PAUSED, ENDED = range(len(STATES))
 _STATE_NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 #: Entries of `Seen.row`.
-_IN_A_ROW: Final = 17
+_IN_A_ROW: Final = 18
 #: In a column of epochs: there is none.
 NONE: Final = -1
 
@@ -43,6 +43,7 @@ class Columns:
         grants: How many grants it has had.
         whole: It has trained to its end.
         failed: It has ended without a result.
+        diverged: It has ended by diverging, at its last report or within the epoch after it.
         imported: It was trained outside of the study.
         foreign: It was imported from another study that is known.
         feasible: It keeps to the study's bounds, as far as it was measured.
@@ -63,6 +64,7 @@ class Columns:
     grants: Integers
     whole: Flags
     failed: Flags
+    diverged: Flags
     imported: Flags
     foreign: Flags
     feasible: Flags
@@ -131,8 +133,8 @@ def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
     """The columns of trials."""
     rows: list[Sequence[Any]] = list(zip(*(trial.row for trial in trials), strict=True)) or [()] * _IN_A_ROW
     number, state, last, finite, least, largest, until, grants, *flags, inherited = rows
-    whole, failed, imported, foreign = (np.array(each, np.bool_) for each in flags[:4])
-    feasible, measured, mends, taken_over = (np.array(each, np.bool_) for each in flags[4:])
+    whole, failed, diverged, imported, foreign = (np.array(each, np.bool_) for each in flags[:5])
+    feasible, measured, mends, taken_over = (np.array(each, np.bool_) for each in flags[5:])
 
     def at(epoch: int) -> Floats:
         return np.array([_value_at(trial.values, epoch) for trial in trials], np.float64)
@@ -147,6 +149,7 @@ def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
         grants=np.array(grants, np.int64),
         whole=whole,
         failed=failed,
+        diverged=diverged,
         imported=imported,
         foreign=foreign,
         feasible=feasible,

@@ -25,5 +25,5 @@ def replaced(trials: Sequence[Seen]) -> set[int]:
 
 
 def _ended_at_once(seen: Seen) -> bool:
-    """Whether it is a fork that ended before its first epoch."""
-    return seen.state == "ended" and 0 < seen.inherited == seen.epochs
+    """Whether it is a fork that ended before its first epoch, but not by diverging in it."""
+    return seen.state == "ended" and 0 < seen.inherited == seen.epochs and not seen.diverged

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from hpo.search.schedulers.columns import PAUSED, Flags, Floats, Integers
+from hpo.search.schedulers.columns import NONE, PAUSED, Flags, Floats, Integers
 from hpo.search.schedulers.curves import Curve, affordable, as_granted, horizon_by
 from hpo.search.schedulers.scheduler import Resume, Standing, Why
 
@@ -68,17 +68,22 @@ def climbers_of(standing: Standing) -> Climbers:
     bounded, forked = not every.feasible.all(), bool(every.inherited.any())
     violating = ~every.feasible
     hopeless = violating & ~every.mends
+    diverged = bool(every.diverged.any())
 
     def at(epoch: int) -> Floats:
         values = every.read_at(epoch)
         known = np.isfinite(values)
         if bounded:
             known &= ~hopeless
+        if diverged:
+            known &= ~(every.diverged & (epoch > every.last))
         return np.where(known, values if standing.minimize else -values, math.inf)
 
     paused = every.state == PAUSED
     done = np.maximum(every.last, 0)
     done = np.where(paused, every.epochs if forked else np.maximum(done, every.until), done)
+    if diverged:  # within an epoch: it stands there as if it had reported so
+        done = np.where(every.diverged & (every.finite | (every.last == NONE)), every.epochs + 1, done)
     resumable = paused & every.finite
     if bounded:
         resumable &= ~hopeless

@@ -210,7 +210,7 @@ class Standing:
         """The best value at any epoch of a trial within the bounds that has not diverged or failed; else None."""
         every = self.columns
         within = every.feasible & every.measured if self.bounded else every.feasible
-        sound = every.finite & ~every.failed & ~np.isnan(every.best)
+        sound = every.finite & ~every.failed & ~every.diverged & ~np.isnan(every.best)
         bests = every.best[~every.imported & within & sound]
         return float(bests.min() if self.minimize else bests.max()) if len(bests) else None
 

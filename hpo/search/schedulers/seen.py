@@ -24,6 +24,7 @@ class Seen:
         kinds: `Why.kind` of each grant, the first one first; empty for a trial that was never granted anything.
         whole: It has trained to its end.
         failed: It has ended without a result.
+        diverged: It has ended by diverging, at its last report or within the epoch after it.
         imported: It was trained outside of the study: it counts against no budget.
         source: The study that it was imported from, perhaps of other data; None: none, or it is not known.
         feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
@@ -44,6 +45,7 @@ class Seen:
     kinds: Sequence[str] = ()
     whole: bool = False
     failed: bool = False
+    diverged: bool = False
     imported: bool = False
     source: str | None = None
     feasible: bool = True
@@ -90,6 +92,7 @@ class Seen:
             len(self.kinds),
             self.whole,
             self.failed,
+            self.diverged,
             self.imported,
             self.source is not None,
             self.feasible,
@@ -110,15 +113,22 @@ class Seen:
         return self._curve(-1.0)
 
     def _curve(self, sign: float) -> Curve:
-        has_end = self.values or self.whole or self.imported  # an imported trial may have its final value alone
-        if self.state == "ended" and self.params and not has_end:  # it failed: such parameters are bad ones
-            return Curve(self, [self.inherited + 1], [math.inf])
         steps = sorted(self.values)
         hopeless = not self.feasible and not self.mends
         values = [math.inf if hopeless else sign * self.values[step] for step in steps]
         if not math.isfinite(sum(values)):  # a sum is finite only where all of them are
             values = [value if math.isfinite(value) else math.inf for value in values]
+        if self._breaks_off:
+            return Curve(self, [*steps, self.epochs + 1], [*values, math.inf])
         return Curve(self, steps, values)
+
+    @property
+    def _breaks_off(self) -> bool:
+        """Whether it ended badly, and its last report, if there is one, does not say so."""
+        if self.diverged:
+            return not self.values or math.isfinite(self.values[max(self.values)])
+        has_end = self.values or self.whole or self.imported  # an imported trial may have its final value alone
+        return self.state == "ended" and bool(self.params) and not has_end  # it failed: these are bad parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +137,8 @@ class Curve:
 
     They are infinite, too, where it violates a bound that training does not mend.
 
-    One that has ended without a report, as a trial that fails when it is built, has an infinite loss after its
-    first epoch, as if it had diverged there.
+    One that diverged within an epoch has an infinite loss after that epoch, as if it had reported so. One that
+    has ended without a report, as a trial that fails when it is built, has it after its first.
 
     Attributes:
         seen: The trial.

@@ -175,15 +175,32 @@ def test_a_warped_loss_keeps_its_order_of_magnitude() -> None:
     assert [warp.loss(each) for each in z] == pytest.approx(losses)
 
 
-def test_what_diverges_is_left_alone_and_teaches_the_model() -> None:
-    def steep(params: Mapping[str, Any], epoch: int) -> float:
-        return math.nan if params["optimizer.lr"] > 1e-2 else bowl(params, epoch)
+@pytest.mark.parametrize("silent", [False, True])
+def test_what_diverges_is_left_alone_and_teaches_the_model(silent: bool) -> None:
+    """Also within its second epoch, after a good first one and with no report of it."""
 
-    end, _ = grown(FreezeThaw(), standing(n_epochs=200), steep)
+    def steep(params: Mapping[str, Any], epoch: int) -> float:
+        return math.nan if params["optimizer.lr"] > 1e-2 and (epoch > 1 or not silent) else bowl(params, epoch)
+
+    end = standing(n_epochs=200)
+    while not isinstance(answer := FreezeThaw().next(end), Wait):
+        grown_by_one = after(end, answer, steep)
+        trials = [hushed(each) for each in grown_by_one.trials] if silent else grown_by_one.trials
+        end = replace(grown_by_one, read=lambda trials=trials: trials)
     drawn = [trial.params["optimizer.lr"] > 1e-2 for trial in end.trials]
     late = drawn[len(drawn) // 2 :]
     assert np.mean(late) < 0.2  # a quarter of the range
-    assert all(len(trial.kinds) == 1 for trial, lost in zip(end.trials, drawn, strict=True) if lost)
+    if not silent:
+        assert all(len(trial.kinds) == 1 for trial, lost in zip(end.trials, drawn, strict=True) if lost)
+
+
+def hushed(trial: Seen) -> Seen:
+    """One that diverged within the epoch of its first report that is not finite, which it did not come to."""
+    first = min((epoch for epoch, value in trial.values.items() if not math.isfinite(value)), default=None)
+    if first is None:
+        return trial
+    values = {epoch: value for epoch, value in trial.values.items() if epoch < first}
+    return replace(trial, values=values, state="ended", whole=False, diverged=True)
 
 
 def test_a_metric_that_never_changes_is_no_trouble() -> None:
@@ -458,9 +475,10 @@ def test_a_switch_of_less_than_no_time_is_refused() -> None:
     "lost",
     [
         seen(0, {1: -50.0, 2: math.nan}, "ended"),
+        seen(0, {1: -50.0}, "ended", diverged=True),
         seen(0, {1: -50.0, 2: -50.0}, "running", until=27, feasible=False, mends=True),
     ],
-    ids=["diverged", "violates a bound"],
+    ids=["diverged", "diverged within an epoch", "violates a bound"],
 )
 def test_a_trial_that_can_not_be_the_best_is_nothing_to_beat(lost: Seen) -> None:
     """It stood far ahead, and is not the incumbent of what the model grants."""

@@ -136,6 +136,25 @@ def test_a_member_that_has_diverged_is_replaced_at_the_last_look_that_it_came_to
     assert (fork.replaces, fork.parent, fork.epoch) == (0, 1, 3)
 
 
+def test_a_member_that_diverged_within_an_epoch_is_never_forked() -> None:
+    trials = [seen(0, [1.0, 0.5, 0.1], "ended", until=6, diverged=True), *at_three(0.0, 0.5, 0.6, 0.7)[1:]]
+    fork = pbt().next(standing(trials))
+    assert isinstance(fork, Fork)
+    assert (fork.replaces, fork.parent, fork.epoch) == (0, 1, 3)
+
+
+def test_a_fork_that_diverged_within_its_first_epoch_is_replaced_each_time() -> None:
+    """It was not lost, and it fitted the machine."""
+    lost = [
+        seen(number, {}, "ended", until=6, inherited=3, replaces=replaces, diverged=True)
+        for number, replaces in ((4, 0), (5, 4))
+    ]
+    trials = [*at_three(0.9, state="ended"), *at_three(0.0, 0.5, 0.6, 0.7)[1:], *lost]
+    fork = pbt().next(standing(trials))
+    assert isinstance(fork, Fork)
+    assert (fork.replaces, fork.parent) == (5, 1)
+
+
 def test_one_that_ended_before_the_first_look_is_replaced_by_a_new_member() -> None:
     trials = [seen(0, [math.nan], "ended", until=3), *at_three(0.0, 0.5, 0.6, 0.7)[1:]]
     assert pbt().next(standing(trials)) == New(until=3, why=Why("initial"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hpo.search.schedulers.asha import Asha
@@ -37,6 +39,26 @@ def test_a_trial_that_diverged_is_not_the_best_so_far() -> None:
     assert standing(trials).incumbent == 0.5
     assert standing(trials, minimize=False).incumbent == 0.7
     assert standing(trials[1:2]).incumbent is None
+
+
+def test_a_trial_that_diverged_within_an_epoch_is_not_the_best_so_far() -> None:
+    trials = [seen(0, [0.5]), seen(1, [0.1], "ended", diverged=True)]
+    assert standing(trials).incumbent == 0.5
+    assert standing(trials[1:]).incumbent is None
+
+
+@pytest.mark.parametrize("scheduler", [Asha(), Hyperband(), FreezeThaw()])
+def test_who_diverged_within_an_epoch_stands_where_its_report_would_have_been(scheduler: Scheduler) -> None:
+    """No matter how good it was before; without a report, too."""
+    for at, sound, seed in itertools.product((1, 2, 3, 9, 10), (2, 8), range(3)):
+        level = np.random.default_rng(seed).random(sound)
+        before = [-1.0 / epoch for epoch in range(1, at)]
+        trials = [seen(k + 1, [10 * level[k] + 1 / epoch for epoch in range(1, 4)]) for k in range(sound)]
+        reported = [seen(0, [*before, math.nan], "ended", diverged=True), *trials]
+        silent = [seen(0, before, "ended", diverged=True), *trials]
+        for horizon in (27, None):
+            answers = [scheduler.next(standing(each, horizon=horizon, seed=seed)) for each in (reported, silent)]
+            assert repr(answers[0]) == repr(answers[1])
 
 
 def test_a_trial_that_failed_is_not_the_best_so_far() -> None:

@@ -110,7 +110,7 @@ class World:
                 self.worker.set_trial_user_attr(trial, OUTCOME_ATTR, ("diverged", "error", "complete")[value % 3])
             if value % 5 == 1:
                 self.worker.set_trial_user_attr(trial, SAME_AS_ATTR, 0)
-            values = [VALUES[value % 6]] if state == TrialState.COMPLETE else None
+            values = [VALUES[(which // 3 + value) % 6]] if state == TrialState.COMPLETE else None
             self.worker.set_trial_state_values(trial, state, values)
 
     def requeue(self, which: int, take: int) -> None:
@@ -210,6 +210,29 @@ def test_one_that_has_ended_outside_of_a_bound_stands_at_its_rungs_as_it_was(
         assert climbers.at(1).tolist() == [VALUES[0]]
         assert climbers.violating.all()
         assert not climbers.resumable.any()
+
+
+def test_one_that_diverged_within_an_epoch_stands_at_its_end(ready_sqlite_file: Path, tmp_path: Path) -> None:
+    """Without any report, after its first one, and by its first one; two more trials are sound."""
+    shutil.copy(ready_sqlite_file, tmp_path / "study.db")
+    with world(f"sqlite:///{tmp_path}/study.db") as made:
+        for reports in ([], [0.1], [math.nan], [0.2], [0.3]):
+            made.create(1, 0)
+            trial = made.running[-1]
+            for epoch, value in enumerate(reports, start=1):
+                made.worker.set_trial_intermediate_value(trial, epoch, value)
+        for trial in made.running[:3]:
+            made.worker.set_trial_user_attr(trial, OUTCOME_ATTR, "diverged")
+            made.worker.set_trial_state_values(trial, TrialState.COMPLETE, [math.inf])
+        del made.running[:3]
+        made.look()
+        now = Standing(read=list, read_columns=made.progress.look)
+        climbers = climbers_of(now)
+        assert climbers.done.tolist() == [1, 2, 1, 1, 1]
+        assert climbers.at(1).tolist() == [math.inf, 0.1, math.inf, 0.2, 0.3]
+        assert climbers.at(2).tolist()[1] == math.inf
+        assert now.columns.epochs.tolist() == [0, 1, 1, 1, 1], "no more than it has finished"
+        assert now.incumbent == 0.2
 
 
 def test_columns_are_the_same_read_in_parts(
