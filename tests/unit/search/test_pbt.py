@@ -136,8 +136,10 @@ def test_a_member_that_has_diverged_is_replaced_at_the_last_look_that_it_came_to
     assert (fork.replaces, fork.parent, fork.epoch) == (0, 1, 3)
 
 
-def test_a_member_that_diverged_within_an_epoch_is_never_forked() -> None:
-    trials = [seen(0, [1.0, 0.5, 0.1], "ended", until=6, diverged=True), *at_three(0.0, 0.5, 0.6, 0.7)[1:]]
+@pytest.mark.parametrize("end", ["diverged", "failed"])
+def test_a_member_that_diverged_within_an_epoch_or_failed_is_never_forked(end: str) -> None:
+    """It was the best at the last look that it came to."""
+    trials = [seen(0, [1.0, 0.5, 0.1], "ended", until=6, **{end: True}), *at_three(0.0, 0.5, 0.6, 0.7)[1:]]
     fork = pbt().next(standing(trials))
     assert isinstance(fork, Fork)
     assert (fork.replaces, fork.parent, fork.epoch) == (0, 1, 3)

@@ -89,5 +89,5 @@ class Members:
         """Whether a member is sound, and has paused or ended with a checkpoint there."""
         seen = curve.seen
         on_its_way = seen.state in ("waiting", "running") and seen.until == step
-        sound = math.isfinite(curve.at(step)) and math.isfinite(curve.last)
+        sound = math.isfinite(curve.at(step)) and math.isfinite(curve.last) and not seen.failed
         return sound and not on_its_way and not seen.taken_over
