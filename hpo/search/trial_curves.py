@@ -28,8 +28,9 @@ class TrialCurves:
 
     Attributes:
         curves: The study's own trials, by number. One that was complete before the horizon has its value there,
-            and so has one that never reported; one that diverged is infinite there, and one that failed at its
-            last report, or without a report after its first epoch.
+            and so has one that never reported; one that diverged is infinite there, or after its last report where
+            the horizon is a guess, and one that failed at its last report, or without a report after its first
+            epoch.
         earlier: Those that were imported from studies that are known, by the study's name: their losses may be of
             another level.
         horizon: Epochs of a whole trial, or a guess.
@@ -88,6 +89,7 @@ def _seen(trial: FrozenTrial, horizon: int | None, lasting: Collection[str] | No
         until=granted_until(trial),
         whole=trial.state == TrialState.COMPLETE and not has_diverged(trial),
         failed=trial.state == TrialState.FAIL,
+        diverged=has_diverged(trial),
         imported=IMPORTED_ATTR in trial.system_attrs,
         source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],
         feasible=not bounds,

@@ -15,6 +15,7 @@ from hpo.config.space import SearchSpace
 from hpo.errors import InputError
 from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.samplers import make_sampler
+from hpo.search.trial_curves import curves_of_trials
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from tests.support.studies import Studies, ask
 from tests.unit.search.test_samplers import CONDITIONAL, FINITE, play, quiet, sampler
@@ -143,6 +144,22 @@ def test_a_trial_that_diverged_or_violates_a_constraint_is_no_reason_to_come_bac
             study.tell(trial, params["x"])
     later = [trial.params["x"] for trial in study.trials[15:]]
     assert sum(x >= 0.5 for x in later) > sum(x < 0.5 for x in later)
+
+
+def test_one_that_diverged_within_an_epoch_ends_badly_where_no_length_is_known() -> None:
+    study = optuna.create_study()
+    for reports, value in (([0.5, 0.2], math.inf), ([0.5, 0.2, math.nan], math.inf), ([], math.inf), ([0.5], 0.5)):
+        trial = study.ask()
+        for epoch, each in enumerate(reports, start=1):
+            trial.report(each, epoch)
+        study.tell(trial, value)
+    curves = curves_of_trials(study, study.get_trials(), bounded=True).curves
+    assert [(list(each.steps), list(each.losses)) for each in curves] == [
+        ([1, 2, 3], [0.5, 0.2, math.inf]),
+        ([1, 2, 3], [0.5, 0.2, math.inf]),
+        ([1], [math.inf]),
+        ([1], [0.5]),
+    ]
 
 
 def test_where_every_point_of_a_space_is_taken_it_draws_on(studies: Studies) -> None:
