@@ -172,7 +172,7 @@ class _Goal:
         sign: What values are multiplied with.
         best: The best of all stored values.
         median: The median of the last values of the whole trials, or of all trials where that is none, or is the
-            best; infinite where there is none.
+            best, in both cases but those that diverged; infinite where there is none.
     """
 
     sign: int
@@ -195,8 +195,8 @@ class _Goal:
 
 
 def _median(trials: Sequence[Known], sign: int) -> float:
-    """The median of the finite last losses; infinite where there is none."""
-    lasts = [sign * each.values[each.epochs] for each in trials]
+    """The median of the finite last losses of those that have not diverged; infinite where there is none."""
+    lasts = [sign * each.values[each.epochs] for each in trials if not each.diverged]
     return statistics.median([last for last in lasts if math.isfinite(last)] or [math.inf])
 
 

@@ -37,6 +37,11 @@ class Known:
         """How many epochs are known."""
         return max(self.values, default=0)
 
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended by itself, and not with a result."""
+        return self.whole and not self.counts
+
 
 @dataclass
 class SimulatedTrial:
@@ -81,7 +86,8 @@ class SimulatedTrial:
             self.state,
             self.until,
             tuple(self.kinds),
-            whole=self.state == "ended" and self.known.whole,
+            whole=self.state == "ended" and self.known.whole and self.known.counts,
+            diverged=self.state == "ended" and self.known.diverged,
             feasible=self.known.feasible or self.state != "ended",
         )
 

@@ -412,14 +412,17 @@ def test_what_is_not_stored_is_said(finished: Path) -> None:
     assert entry["at_edge"] == 1, "the failed one stood best at the first epoch, and had one more"
 
 
-def test_values_of_trials_that_diverged_or_failed_are_not_found(studies: Studies) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_values_of_trials_that_diverged_or_failed_are_not_found(studies: Studies, reported: bool) -> None:
+    """Whether it has reported a value that is not finite, or diverged within the epoch."""
     with studies.open(*_WITH) as (view,):
         for values in ((3.0, 2.0), (5.0, 4.0)):
             play(view, *values)
         play(view, 0.5, 0.4, state=TrialState.FAIL)
         trial, _ = ask(view)
         trial.report(0.1, 1)
-        trial.report(math.nan, 2)
+        if reported:
+            trial.report(math.nan, 2)
         trial.set_user_attr(OUTCOME_ATTR, "diverged")
         view.study.tell(trial, math.inf)
     data = hpo_json("replay", studies.folder / "study.yaml", *_WITH, "--scheduler", "asha", "--orders", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -158,6 +159,19 @@ def test_it_is_asked_as_a_study_asks_it() -> None:
     (trial,) = simulation.trials
     assert (trial.number, trial.kinds, trial.state) == (1, ["first", "on", "on"], "ended")
     assert len(simulation.seconds) == 4
+
+
+@pytest.mark.parametrize("values", [{1: 0.1, 2: math.nan}, {1: 0.1}, {1: math.nan}])
+def test_one_that_diverged_is_shown_as_such_and_is_no_measure_of_how_long_trials_are(
+    values: Mapping[int, float],
+) -> None:
+    curves = [Known({"x": 0.0}, values, counts=False), *(known(level / 20, 27) for level in range(11))]
+    now = replace(standing(len(curves)), horizon=None)
+    simulation = Simulation(Asha(), now, InTurn(curves), 1)
+    simulation.run()
+    lost = simulation.trials[0].seen()
+    assert (lost.whole, lost.diverged, lost.state) == (False, True, "ended")
+    assert max(trial.done for trial in simulation.trials) > max(values), "it is promoted as in a study"
 
 
 def test_a_slow_trial_reports_later() -> None:
