@@ -6,20 +6,18 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
 
 from optuna import Study
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.schedulers.curves import Curve, as_learnt, curves_of, earlier_curves, horizon_of
-from hpo.search.schedulers.mending import Mending, may_mend, violated
+from hpo.search.schedulers.mending import lasting_bounds, may_mend, violated
 from hpo.search.schedulers.scheduler import Standing
-from hpo.search.schedulers.seen import Seen
-from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, NEARER_ATTR, ORIGIN_ATTR
+from hpo.search.schedulers.seen import Seen, state_of
+from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, ORIGIN_ATTR
 from hpo.storage.grants import granted_until
 from hpo.storage.optuna_private import id_of_study, storage_of
-from hpo.storage.pausing import paused_at
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
         trials: Its trials.
         bounded: Whether a trial that violates a constraint counts as the worst, unless training may mend that.
     """
-    lasting = _lasting(trials) if bounded else None
+    lasting = lasting_bounds(trials) if bounded else None
     attrs = storage_of(study).get_study_user_attrs(id_of_study(study))
     horizon = attrs.get(MAX_EPOCHS_ATTR)
     standing = Standing(
@@ -67,16 +65,9 @@ def has_diverged(trial: FrozenTrial) -> bool:
     return trial.state == TrialState.COMPLETE and trial.value is not None and not math.isfinite(trial.value)
 
 
-def _lasting(trials: Sequence[FrozenTrial]) -> set[str]:
-    mending = Mending()
-    for trial in trials:
-        mending.learn(trial.number, trial.system_attrs.get(NEARER_ATTR, {}))
-    return mending.lasting()
-
-
 def _seen(trial: FrozenTrial, horizon: int | None, lasting: Collection[str] | None) -> Seen:
     """As the model is shown it; ``lasting`` are the bounds that training does not mend, None where none count."""
-    state, bounds = _state(trial), [] if lasting is None else violated(trial.constraints)
+    state, bounds = state_of(trial), [] if lasting is None else violated(trial.constraints)
     end = _known_end(trial, feasible=not bounds)
     values, last = trial.intermediate_values, horizon or 1
     if end is not None and (not values or max(values) < last):
@@ -105,9 +96,3 @@ def _known_end(trial: FrozenTrial, *, feasible: bool) -> float | None:
         return None
     last = trial.intermediate_values[max(trial.intermediate_values)]
     return None if feasible and math.isfinite(last) else math.nan
-
-
-def _state(trial: FrozenTrial) -> Literal["waiting", "running", "paused", "ended"]:
-    if trial.state == TrialState.RUNNING:
-        return "running" if paused_at(trial) is None else "paused"
-    return "waiting" if trial.state == TrialState.WAITING else "ended"

@@ -10,16 +10,15 @@ from typing import Any, Final
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.schedulers.columns import Columns
-from hpo.search.schedulers.mending import Mending, may_mend, violated
+from hpo.search.schedulers.mending import lasting_bounds, may_mend, violated
 from hpo.search.schedulers.scheduler import Standing
-from hpo.search.schedulers.seen import Seen
+from hpo.search.schedulers.seen import Seen, state_of
 from hpo.storage.attributes import (
     BUDGET_ATTR,
     EPOCHS_ATTR,
     GRANTED_ATTR,
     IMPORTED_ATTR,
     MAX_EPOCHS_ATTR,
-    NEARER_ATTR,
     ORIGIN_ATTR,
     RETRIES_ATTR,
     SAME_AS_ATTR,
@@ -28,7 +27,6 @@ from hpo.storage.attributes import (
 from hpo.storage.grants import granted_until, grants_of
 from hpo.storage.lineage import forked_from, inherited_epochs
 from hpo.storage.optuna_private import user_attrs_of
-from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
@@ -103,7 +101,7 @@ def seen(trial: FrozenTrial) -> Seen:
         number=trial.number,
         params=fixed | trial.params,
         values=trial.intermediate_values,
-        state=_state(trial),
+        state=state_of(trial),
         until=granted_until(trial),
         kinds=[grant["why"].get("kind", "") for grant in grants_of(trial)],
         whole=outcome == Outcome.COMPLETE,
@@ -122,21 +120,10 @@ def seen(trial: FrozenTrial) -> Seen:
 
 def mended(found: Sequence[Seen], trials: Sequence[FrozenTrial]) -> list[Seen]:
     """All trials as a scheduler sees them, with a mark on those that training may bring within the bounds."""
-    mending = Mending()
-    for trial in trials:
-        mending.learn(trial.number, trial.system_attrs.get(NEARER_ATTR, {}))
-    lasting = mending.lasting()
+    lasting = lasting_bounds(trials)
     return [
         replace(each, mends=not each.imported and may_mend(violated(trial.constraints), lasting))
         if not each.feasible
         else each
         for each, trial in zip(found, trials, strict=True)
     ]
-
-
-def _state(trial: FrozenTrial) -> Any:
-    if trial.state.is_finished():
-        return "ended"
-    if trial.state == TrialState.WAITING:
-        return "waiting"
-    return "running" if paused_at(trial) is None else "paused"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
+
+from optuna.trial import FrozenTrial
+
+from hpo.storage.attributes import NEARER_ATTR
 
 #: Trials that have come no nearer to a bound, at least, before it counts as one that training does not mend: one
 #: alone may have diverged, or learn nothing.
@@ -29,6 +33,14 @@ class Mending:
     def lasting(self) -> set[str]:
         """The bounds to which several trials have come no nearer, and none has: who violates one stays outside."""
         return {bound for bound, shown in self._shown.items() if len(shown) >= _FEWEST and not any(shown.values())}
+
+
+def lasting_bounds(trials: Iterable[FrozenTrial]) -> set[str]:
+    """`Mending.lasting` of a study's trials."""
+    mending = Mending()
+    for trial in trials:
+        mending.learn(trial.number, trial.system_attrs.get(NEARER_ATTR, {}))
+    return mending.lasting()
 
 
 def may_mend(bounds: Collection[str], lasting: Collection[str]) -> bool:

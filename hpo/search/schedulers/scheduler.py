@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from statistics import median
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import optuna
@@ -17,7 +17,7 @@ from optuna.distributions import BaseDistribution
 from hpo.config.conditions import Condition
 from hpo.search.schedulers import columns
 from hpo.search.schedulers.columns import Columns, Flags, Integers, columns_of
-from hpo.search.schedulers.seen import Seen
+from hpo.search.schedulers.seen import Seen, State
 
 #: Trials by which the cost of a switch is measured, at least; a switch that takes less of an epoch costs nothing.
 _FEWEST: Final = 4
@@ -258,7 +258,7 @@ class Standing:
         place = int(in_part[0])
         return int(self.columns.number[place]), int((self.columns.epochs + self._covered)[place])
 
-    def count(self, state: Literal["waiting", "running", "paused", "ended"]) -> int:
+    def count(self, state: State) -> int:
         """How many trials that were not imported are in this state."""
         return int(np.count_nonzero(self._own_in(columns.STATES.index(state))))
 

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.storage.pausing import paused_at
+
+State = Literal["waiting", "running", "paused", "ended"]
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -40,7 +46,7 @@ class Seen:
     number: int
     params: Mapping[str, Any]
     values: Mapping[int, float]
-    state: Literal["waiting", "running", "paused", "ended"]
+    state: State
     until: int | None = None
     kinds: Sequence[str] = ()
     whole: bool = False
@@ -129,6 +135,15 @@ class Seen:
             return not self.values or math.isfinite(self.values[max(self.values)])
         has_end = self.values or self.whole or self.imported  # an imported trial may have its final value alone
         return self.state == "ended" and bool(self.params) and not has_end  # it failed: these are bad parameters
+
+
+def state_of(trial: FrozenTrial) -> State:
+    """`Seen.state` of a trial."""
+    if trial.state.is_finished():
+        return "ended"
+    if trial.state == TrialState.WAITING:
+        return "waiting"
+    return "running" if paused_at(trial) is None else "paused"
 
 
 @dataclass(frozen=True, eq=False)
