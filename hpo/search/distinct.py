@@ -33,6 +33,7 @@ DRAWS: Final = 20
 _FEW_DRAWS: Final = 5
 _MOST_LISTED: Final = 10_000
 _NO_SPACE: Final[Mapping[str, BaseDistribution]] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def point_key(params: Mapping[str, Any], space: Mapping[str, BaseDistribution] = _NO_SPACE) -> Hashable:
@@ -82,7 +83,8 @@ class WholePointSampler(PerTrialSampler):
         space: The study's search space.
         distinct: Whether points that other trials have are drawn again.
         fixed: Values that each point has; with any, the points are not listed.
-        nearest: The point that satisfies ``where`` nearest to another, from a seed; None: any will do.
+        nearest: The point that satisfies ``where`` nearest to another, from a seed, with the fixed values; None:
+            any will do.
         draws: Draws for one trial, where the points are too many to list.
     """
 
@@ -94,14 +96,14 @@ class WholePointSampler(PerTrialSampler):
         space: SearchSpace,
         *,
         distinct: bool = True,
-        fixed: Mapping[str, Any] | None = None,
+        fixed: Mapping[str, Any] = _NOTHING,
         nearest: Callable[[Mapping[str, Any], int], dict[str, Any] | None] | None = None,
         draws: int = DRAWS,
     ) -> None:
         super().__init__(make, seed, shown)
         self._space, self._distinct, self._nearest, self._draws = space, distinct, nearest, draws
         self._fixed = fixed
-        listed = distinct and fixed is None and _most_points(space) <= _MOST_LISTED
+        listed = distinct and not fixed and _most_points(space) <= _MOST_LISTED
         self._points = {self._key(point): point for point in space.grid()} if listed else {}
         self._point: Mapping[str, Any] = {}
         self._keys: dict[int, Hashable] = {}
@@ -158,11 +160,11 @@ class WholePointSampler(PerTrialSampler):
 
     def _valid(self, trial: FrozenTrial, point: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
         """A point that satisfies the conditions, near one that does not where the sampler has an opinion."""
-        seed, kept = self._seed_of(trial), {**(self._fixed or {}), **given}
-        near = self._nearest(point, seed) if self._nearest is not None and not kept else None
+        seed = self._seed_of(trial)
+        near = self._nearest(point, seed) if self._nearest is not None and not given else None
         points = ValidPoints(self._space, random.Random(seed))
         # What a person gave may leave none with the values that each point has.
-        return near or (points.found(kept) if self._fixed else None) or points.any(given)
+        return near or (points.found({**self._fixed, **given}) if self._fixed else None) or points.any(given)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
 from optuna import Study, samplers
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
 from hpo.config.paths import suggest_name
@@ -20,7 +20,7 @@ from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.search.as_predicted import as_predicted
 from hpo.search.auto_sampler import chosen_sampler
-from hpo.search.by_name import arguments_of, check_arguments, construct, find_class, known_class
+from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.distinct import DRAWS, WholePointSampler, point_key
 from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
@@ -46,6 +46,7 @@ SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
 )
 
 _NO_SPACE: Final[Mapping[str, BaseDistribution]] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _EXHAUSTIVE: Final = (samplers.GridSampler, samplers.BruteForceSampler)
 #: They read no trial's value: the curves themselves say more than what is predicted from them, or nothing is read.
 _NO_VALUES: Final = (CurveGPSampler, samplers.RandomSampler, samplers.QMCSampler)
@@ -159,17 +160,19 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     if section.name == AUTO and section.kwargs:
         fix = "leave it out, or name the sampler that it is for"
         raise spec.error("auto takes no arguments", path="study.sampler", value=section.kwargs, fix=fix)
-    name = chosen_sampler(spec).name
-    kind = _checked(spec, "study.sampler", {"name": name, **section.kwargs})
-    if kind in _EXHAUSTIVE:
+    node = {"name": chosen_sampler(spec).name, **section.kwargs}
+    if _checked(spec, "study.sampler", node) in _EXHAUSTIVE:
         return ExhaustiveSampler(space.grid(), section.seed, space.distributions)
-    node = {"name": name, **section.kwargs}
 
     def make(seed: int) -> samplers.BaseSampler:
         return _make(spec, space, "study.sampler", node, seed)
 
     if spec.defines_by_run:  # nothing is known of the space before it is drawn from
         return PerTrialSampler(make, section.seed, _as_it_is)
+    *around, (kind, _, _) = _layers(spec, "study.sampler", node)
+    fixed: dict[str, Any] = {}
+    for _, path, outer in reversed(around):
+        fixed |= _fixed(spec, space, path, outer)
     encoding = Encoding(space.distributions, space.conditions, space.where)
     shown = _as_it_is if kind in _NO_VALUES else partial(as_predicted, encoding=encoding)
     # A scheduler pauses trials: while they have no result to reuse, a second trial would train what they have.
@@ -178,21 +181,24 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     distinct = spec.study.duplicates in draws_others and not space.is_continuous
     if not distinct and not space.where:
         return PerTrialSampler(make, section.seed, shown)
+    within = Encoding(_space_with(space, fixed), space.conditions, space.where)
     return WholePointSampler(
         make,
         section.seed,
         shown,
         space,
         distinct=distinct,
-        fixed=_fixed(spec, space, "study.sampler", node) if kind is samplers.PartialFixedSampler else None,
-        nearest=None if kind in _NO_OPINION else partial(nearest_valid, encoding),
+        fixed=fixed,
+        nearest=None if kind in _NO_OPINION else partial(nearest_valid, within),
         draws=_FEW_DRAWS if kind is samplers.GPSampler else DRAWS,
     )
 
 
 def import_models(spec: StudySpec) -> None:
     """Import now what the study's sampler needs for its draws: else the process of each trial would do so anew."""
-    section, kind = spec.study, known_class(chosen_sampler(spec).name, SAMPLERS)
+    section = spec.study
+    node = {"name": chosen_sampler(spec).name, **section.sampler.kwargs}
+    *_, (kind, _, _) = _layers(spec, "study.sampler", node)
     if kind is CurveGPSampler:
         import hpo.search.curve_proposal
     stops = section.scheduler is not None or section.pruner.prunes
@@ -203,6 +209,17 @@ def import_models(spec: StudySpec) -> None:
 
 def _as_it_is(study: Study) -> Study:
     return study
+
+
+def _layers(
+    spec: StudySpec, path: str, node: Mapping[str, Any]
+) -> Iterator[tuple[type[samplers.BaseSampler], str, Mapping[str, Any]]]:
+    """Class, path and node of a sampler, and of those inside of ``partial_fixed``: the last one draws."""
+    kind = _checked(spec, path, node)
+    yield kind, path, node
+    if kind is samplers.PartialFixedSampler:
+        path = f"{path}.base_sampler"
+        yield from _layers(spec, path, _named(spec, path, node["base_sampler"]))
 
 
 def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[samplers.BaseSampler]:
@@ -222,28 +239,35 @@ def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[sample
 
 
 def _make(
-    spec: StudySpec, space: SearchSpace, path: str, node: Mapping[str, Any], seed: int
+    spec: StudySpec,
+    space: SearchSpace,
+    path: str,
+    node: Mapping[str, Any],
+    seed: int,
+    fixed: Mapping[str, Any] = _NOTHING,
 ) -> samplers.BaseSampler:
+    """``fixed``: the values that samplers around this one give each point."""
     kind = _checked(spec, path, node)
     if kind in _EXHAUSTIVE:
         fix = "name it as the study's sampler, or take another one here"
         raise spec.error("can't stand inside another sampler", path=f"{path}.name", value=node["name"], fix=fix)
     arguments = arguments_of(node)
     if kind is samplers.PartialFixedSampler:
-        arguments["fixed_params"] = _fixed(spec, space, path, node)
+        arguments["fixed_params"] = fixed = {**_fixed(spec, space, path, node), **fixed}
     if kind is samplers.TPESampler:
         known = _VARYING if spec.defines_by_run else tpe_arguments(space.distributions, space.conditions)
         arguments = {**known, **arguments}
     for name in ("base_sampler", "independent_sampler"):
         if name in arguments:
             inner = _named(spec, f"{path}.{name}", arguments[name])
-            arguments[name] = _make(spec, space, f"{path}.{name}", inner, seed)
+            arguments[name] = _make(spec, space, f"{path}.{name}", inner, seed, fixed)
     if kind is samplers.QMCSampler:
         # Its processes share one sequence, so one seed; what it draws on its own must still differ.
         arguments.setdefault("independent_sampler", samplers.RandomSampler(seed=seed))
         seed, kind = spec.study.sampler.seed, NumberedQMCSampler
     if kind is CurveGPSampler:  # it tells trials apart by their numbers, what it draws on its own aside
-        arguments |= {"space": space.distributions, "conditions": space.conditions, "where": space.where}
+        arguments |= {"conditions": space.conditions, "where": space.where}
+        arguments["space"] = _space_with(space, fixed)
         arguments["independent_sampler"] = samplers.RandomSampler(seed=seed)
         seed = spec.study.sampler.seed
     if issubclass(kind, samplers.QMCSampler | samplers.CmaEsSampler):  # a line at each parameter of each draw
@@ -278,6 +302,20 @@ def _fixed(spec: StudySpec, space: SearchSpace, path: str, node: Mapping[str, An
         if (instead := space.problem(name, value)) is not None:
             raise spec.error(f"`{name}` is not in the search space", path=path, value=value, fix=instead)
     return {name: space.as_stored(name, value) for name, value in given.items()}
+
+
+def _space_with(space: SearchSpace, fixed: Mapping[str, Any]) -> dict[str, BaseDistribution]:
+    """The distributions where these parameters have one value each: a model of points sees the others alone."""
+    return {
+        name: _single(each, fixed[name]) if name in fixed else each for name, each in space.distributions.items()
+    }
+
+
+def _single(distribution: BaseDistribution, value: Any) -> BaseDistribution:
+    if isinstance(distribution, CategoricalDistribution):
+        return CategoricalDistribution([value])
+    kind = IntDistribution if isinstance(distribution, IntDistribution) else FloatDistribution
+    return kind(value, value)
 
 
 def _named(spec: StudySpec, path: str, node: Any) -> Mapping[str, Any]:

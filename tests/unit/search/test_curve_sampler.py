@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 
 from hpo.config.space import SearchSpace
 from hpo.errors import InputError
+from hpo.search import samplers
 from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.samplers import make_sampler
 from hpo.search.trial_curves import curves_of_trials
@@ -174,6 +175,37 @@ def test_by_its_name_it_has_the_studys_space_with_its_conditions(studies: Studie
         for params in play(view, 12):
             assert ("optimizer.momentum" in params) == (params["optimizer._target_"] == "torch.optim.SGD")
             assert view.space.contains(params)
+
+
+def test_with_parameters_held_fixed_it_proposes_by_the_others(studies: Studies) -> None:
+    """For each of the seeds 0 to 5 the best of 25 is below 3e-4; with the fixed ones in the model it was .025."""
+    names = [f"objective.{name}" for name in "abcdef"]
+    text = "study: {name: six, metric: loss}\nobjective: {_target_: parts.of}\nsearch_space:\n"
+    text += "".join(f"  {name}: {{type: float, low: 0.0, high: 1.0}}\n" for name in names)
+    inner = "{name: partial_fixed, fixed_params: {objective.c: 0.5}, base_sampler: curve_gp}"
+    others = ", ".join(f"{name}: 0.5" for name in names[3:])
+    outer = f"{{name: partial_fixed, seed: 4, fixed_params: {{{others}}}, base_sampler: {inner}}}"
+    losses = []
+    with studies.open(*sampler(outer), text=text, code="def of(a, b, c, d, e, f): ...") as (view,):
+        for _ in range(25):
+            trial, params = ask(view)
+            assert all(params[name] == 0.5 for name in names[2:])
+            losses.append((params["objective.a"] - 0.37) ** 2 + (params["objective.b"] - 0.83) ** 2)
+            view.study.tell(trial, losses[-1])
+    assert min(losses) < 1e-3
+
+
+def test_held_fixed_parameters_do_not_change_which_curves_it_reads(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads a trial that was pruned as it is: predicted values are for samplers that know no curves."""
+    monkeypatch.setattr(samplers, "as_predicted", lambda study, encoding: pytest.fail("shown as predicted"))
+    fixed = "{name: partial_fixed, fixed_params: {model.hidden: 3}, base_sampler: curve_gp}"
+    with studies.open(*sampler(fixed)) as (view,):
+        trial, params = ask(view)
+        trial.report(params["optimizer.lr"], 1)
+        view.study.tell(trial, state=TrialState.PRUNED)
+        assert ask(view)[1]["model.hidden"] == 3
 
 
 def test_an_enqueued_point_is_taken_as_it_is(studies: Studies) -> None:

@@ -333,6 +333,11 @@ def test_a_fixed_value_is_stored_as_the_space_has_it(studies: Studies) -> None:
     ("sampler", "pruner", "imported"),
     [
         ("curve_gp", "none", ["scipy.linalg", "scipy.optimize"]),
+        (
+            "{name: partial_fixed, fixed_params: {}, base_sampler: curve_gp}",
+            "none",
+            ["scipy.linalg", "scipy.optimize"],
+        ),
         ("tpe", "median", ["scipy.linalg"]),  # its model is not fitted
         ("tpe", "none", []),
         ("random", "median", []),
