@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from optuna.distributions import IntDistribution
+from optuna.distributions import FloatDistribution, IntDistribution
 
 from hpo.config.conditions import Condition
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
@@ -31,6 +31,23 @@ def test_any_point_that_is_left_may_come() -> None:
     encoding = Encoding({"a": IntDistribution(1, 5)}, {})
     tried = [{"a": 2}, {"a": 4}]
     assert {proposals(encoding, tried, seed).any_left()["a"] for seed in range(40)} == {1, 3, 5}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("text", ["a <= b", "a + b <= 0.5", "a <= 0.2"])
+@pytest.mark.parametrize("seed", range(3))
+def test_trials_that_ask_at_the_same_time_get_points_apart(text: str, seed: int) -> None:
+    """None of them knows another's point. They are at least as even as drawn ones."""
+    space = {name: FloatDistribution(0.0, 1.0) for name in "ab"}
+    encoding = Encoding(space, {}, [Condition(text, "where[0]", text)])
+    found = [proposals(encoding, [], index).spread(index, seed) for index in range(64)]
+    points = np.array([list(point.values()) for point in found if point is not None])
+    assert len(np.unique(points.round(6), axis=0)) == 64
+    valid = np.random.default_rng(0).random((20_000, 2))
+    valid = valid[[encoding.allows({"a": a, "b": b}) for a, b in valid]]
+    for quarter in (0.25, 0.5, 0.75):
+        for column in (0, 1):
+            below = np.quantile(valid[:, column], quarter)
+            assert abs((points[:, column] <= below).mean() - quarter) < 0.2
 
 
 def test_not_every_point_is_looked_at_where_many_are_left(monkeypatch: pytest.MonkeyPatch) -> None:

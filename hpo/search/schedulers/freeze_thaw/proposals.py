@@ -21,6 +21,9 @@ _MOVES: Final = 16
 _ROUNDS: Final = (0.15, 0.07, 0.03, 0.015)
 #: Draws before one of the untried points of a finite space is looked for.
 _DRAWS: Final = 16
+#: From one of these draws to the next in the even sequence: no trial has a number that high, so none of them is
+#: another trial's point. A prime that no number of dimensions reaches, so that all coordinates change.
+_STRIDE: Final = 1_000_003
 #: Digits of the even sequence end here.
 _DIGITS: Final = 1e-9
 #: How often a move of a choice takes another.
@@ -49,12 +52,13 @@ class Proposals:
         self._unordered = np.array([not axis.ordered for axis in encoding.axes], dtype=np.bool_)
 
     def spread(self, index: int, seed: int) -> dict[str, Any] | None:
-        """The point of this index in the study's even sequence, or the next one that is untried.
+        """The point of this index in the study's even sequence, or one far along it that is untried and allowed.
 
+        Trials that ask at the same time know nothing of each other's points, and the next index is another one's.
         None where every point of the space is tried.
         """
         for later in range(_DRAWS):
-            units = even_point(index + later, len(self._encoding), seed)
+            units = even_point(index + later * _STRIDE, len(self._encoding), seed)
             params = self._encoding.params(self._encoding.snap(units[None])[0])
             if self._encoding.allows(params) and self._is_untried(params):
                 return params
