@@ -35,10 +35,10 @@ _EPOCHS_A_WARM_UP_STEP: Final = 10
 def make_pruner(spec: StudySpec) -> pruners.BasePruner:
     """The pruner of ``study.pruner``.
 
-    Hyperband's ``max_resource`` is the number of epochs where it is not given: left to itself it would prune
-    nothing before a trial is complete. `PredictedLossPruner` draws its audits by the study's seed. ``median``
-    leaves a trial alone in the first tenth of its epochs where no warm-up is given (docs/search.md). ``patient``
-    takes another pruner as ``wrapped_pruner``.
+    Hyperband's ``max_resource`` is the epochs of the longest trial where it is not given: left to itself it would
+    prune nothing before a trial is complete. `PredictedLossPruner` draws its audits by the study's seed.
+    ``median`` leaves each trial alone in a tenth of these epochs where no warm-up is given (docs/search.md).
+    ``patient`` takes another pruner as ``wrapped_pruner``.
 
     Raises:
         InputError: The name or an argument does not fit.
@@ -54,17 +54,17 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any]) -> pruners.BasePr
         arguments = {}  # what is left of a pruner that `study.pruner.name=none` has switched off
     check_arguments(spec, path, kind, arguments)
     if kind is pruners.HyperbandPruner:
-        if "max_resource" not in arguments and spec.trainer.known_epochs is None:
+        if "max_resource" not in arguments and spec.longest_trial is None:
             fix = "say how many epochs, that is validations, the longest trial has"
             raise spec.error("needs `max_resource` where the data decides the length", path=path, fix=fix)
-        arguments.setdefault("max_resource", spec.trainer.known_epochs)
+        arguments.setdefault("max_resource", spec.longest_trial)
         kind = BracketsFirstHyperbandPruner
     if kind is pruners.SuccessiveHalvingPruner:
         kind = RungsPruner
     if kind is PredictedLossPruner:
         arguments.setdefault("seed", spec.study.sampler.seed)
     if kind is pruners.MedianPruner:
-        arguments.setdefault("n_warmup_steps", (spec.trainer.known_epochs or 0) // _EPOCHS_A_WARM_UP_STEP)
+        arguments.setdefault("n_warmup_steps", (spec.longest_trial or 0) // _EPOCHS_A_WARM_UP_STEP)
     if kind is pruners.PatientPruner and arguments["wrapped_pruner"] is not None:
         wrapped = arguments["wrapped_pruner"]
         inner = {"name": wrapped} if isinstance(wrapped, str) else wrapped

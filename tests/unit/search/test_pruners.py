@@ -84,11 +84,24 @@ def test_hyperband_knows_from_the_start_how_long_training_is(studies: Studies) -
     assert isinstance(make_pruner(studies.spec("study.pruner={name: hyperband, max_resource: auto}")), type(given))
 
 
+SEARCHED = "search_space={trainer.max_epochs: {type: int, low: 3, high: 90}}"
+
+
+def test_where_the_length_is_searched_hyperband_takes_that_of_the_longest_trial(studies: Studies) -> None:
+    hyperband = make_pruner(studies.spec("study.pruner=hyperband", SEARCHED))
+    assert isinstance(hyperband, pruners.HyperbandPruner)
+    assert hyperband._max_resource == 90
+    unknown = "search_space={trainer.validate_every: {type: int, low: 3, high: 90}}"
+    with pytest.raises(InputError, match="needs `max_resource`"):
+        make_pruner(studies.spec("study.pruner=hyperband", unknown))
+
+
 @pytest.mark.parametrize(
     ("overrides", "steps"),
     [
         (("trainer.max_epochs=50",), 5),
         (("trainer.max_epochs=9",), 0),
+        ((SEARCHED,), 9),
         (("trainer.max_epochs=null", "trainer.max_steps=100"), 0),
         (("study.pruner={name: median, n_warmup_steps: 2}", "trainer.max_epochs=50"), 2),
     ],
