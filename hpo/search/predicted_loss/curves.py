@@ -110,11 +110,14 @@ class EndedCurves:
         return bisect_left(self._audited, self._survivors[len(self._survivors) // 2]), len(self._audited)
 
     def add(self, reports: dict[int, float], final: float | None) -> None:
-        """Add a trial's reports, by step; ``final`` is the value of a trial that ran to its end, else None."""
+        """Add a trial's reports, by step; ``final`` is the value of a trial that ran to its end, else None.
+
+        A value that is not finite is the worst, whichever it is.
+        """
         steps = np.array(sorted(reports), np.int64)
         values = self.sign * np.array([reports[step] for step in steps], np.float64)
         values[~np.isfinite(values)] = np.inf
-        outcome = None if final is None else self.sign * final
+        outcome = None if final is None else self.sign * final if math.isfinite(final) else math.inf
         self._curves.append((steps, values, outcome))
         if outcome is not None:
             self.longest = max(self.longest, int(steps[-1]))

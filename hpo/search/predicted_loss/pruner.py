@@ -121,8 +121,9 @@ class PredictedLossPruner(BasePruner):
         """The probability that a trial ends among the best, from what it has reported so far.
 
         Returns:
-            A number in 0..1; None as long as nothing can be said: the study has too few complete trials, no last
-            step is known, or the trial is at it, or it has one report only, which does not show how it moves.
+            A number in 0..1, 0 where its latest value is not finite; None as long as nothing can be said: the
+            study has too few complete trials, no last step is known, or the trial is at it, or it has one report
+            only, which does not show how it moves.
         """
         judged = self._judge(study, trial)
         return None if judged is None else judged[0]
@@ -144,6 +145,8 @@ class PredictedLossPruner(BasePruner):
             if ended.complete < max(self._n_startup_trials, _FEW):
                 return None
         curve = _curve(trial, ended.sign)
+        if not math.isfinite(curve[-1]):
+            return 0.0, known
         prediction = self._memo.prediction(curve, step, horizon)
         among = ended.at(step, self._top_k)
         return promise(curve, prediction, among, step, horizon, top_k=self._top_k), known
@@ -237,8 +240,9 @@ def _sign(study: optuna.Study) -> int:
 
 
 def _curve(trial: FrozenTrial, sign: int) -> Array:
-    values = [trial.intermediate_values[step] for step in sorted(trial.intermediate_values)]
-    return sign * np.array(values, np.float64)
+    values = sign * np.array([trial.intermediate_values[step] for step in sorted(trial.intermediate_values)])
+    values[~np.isfinite(values)] = np.inf
+    return values
 
 
 def _check(name: str, value: Any, holds: bool, range_: str) -> None:

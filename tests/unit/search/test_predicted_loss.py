@@ -131,6 +131,31 @@ def test_a_diverged_trial_is_ended_at_once(value: float, direction: Literal["min
     assert trial.should_prune()
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_value_that_is_not_finite_is_the_worst_whichever_it_is(
+    value: float, direction: Literal["minimize", "maximize"]
+) -> None:
+    """A training may survive one, where its trial was not asked about then; and a trial may end with one."""
+    sign = 1 if direction == "minimize" else -1
+    seen = []
+    for bad in (value, sign * math.inf):
+        study = study_of(SOME, direction)
+        trial = study.ask()
+        for step, loss in enumerate(flat(2.0)[:3], 1):
+            trial.report(sign * loss, step)
+        study.tell(trial, sign * math.inf if math.isnan(bad) else bad)
+        trial = study.ask()
+        found = []
+        for step, loss in enumerate(falling(0.45)[:9], 1):
+            trial.report(bad if step == 3 else sign * loss, step)
+            found += [probability(study)] if step > 1 else []
+        seen.append(found)
+    assert seen[0] == seen[1]
+    assert all(0 < each < 1 for at, each in enumerate(seen[0], 2) if at != 3)
+    assert seen[0][1] == 0
+
+
 def test_nothing_is_pruned_before_a_trial_has_ended_or_a_last_step_is_known() -> None:
     study = study_of()
     trials = [study.ask() for _ in range(6)]
