@@ -105,7 +105,12 @@ def predict_final_loss(
 
     Returns:
         The prediction; None before ``min_epochs`` or where no value is finite.
+
+    Raises:
+        ValueError: ``mode`` is neither.
     """
+    if mode not in {"min", "max"}:
+        raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
     values = np.asarray(history, dtype=np.float64)
     finite = np.flatnonzero(np.isfinite(values))
     if len(values) < min_epochs or not len(finite):

@@ -210,6 +210,10 @@ class TestPredictFinalLoss:
         assert (up.std, up.family, up.quality) == (down.std, down.family, down.quality)
         assert up.mean > -loss[-1]
 
+    def test_a_mode_that_is_neither_is_refused_at_once(self) -> None:
+        with pytest.raises(ValueError, match="mode is 'minimize': give 'min' or 'max'"):
+            predict_final_loss([], 50, mode="minimize")  # type: ignore[arg-type]
+
 
 class TestUncertainty:
     def test_one_epoch_knows_only_its_magnitude(self) -> None:
