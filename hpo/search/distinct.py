@@ -106,7 +106,6 @@ class WholePointSampler(PerTrialSampler):
         listed = distinct and not fixed and _most_points(space) <= _MOST_LISTED
         self._points = {self._key(point): point for point in space.grid()} if listed else {}
         self._point: Mapping[str, Any] = {}
-        self._keys: dict[int, Hashable] = {}
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Give the trial its sampler."""
@@ -175,16 +174,11 @@ class WholePointSampler(PerTrialSampler):
         return super().sample_independent(study, trial, param_name, param_distribution)
 
     def _tried(self, study: Study, trial: FrozenTrial) -> set[Hashable]:
-        others = all_trials(study)
-        keys: set[Hashable] = set()
-        for other in others:
-            if other.number == trial.number or not other.params or IMPORTED_ATTR in other.system_attrs:
-                continue
-            if other.state.is_finished():
-                keys.add(self._keys.setdefault(other.number, self._key(other.params)))
-            else:
-                keys.add(self._key(other.params))
-        return keys
+        return {
+            self._key(other.params)
+            for other in all_trials(study)
+            if other.number != trial.number and other.params and IMPORTED_ATTR not in other.system_attrs
+        }
 
     def _key(self, params: Mapping[str, Any]) -> Hashable:
         return point_key(params, self._space.distributions)
