@@ -152,7 +152,7 @@ class StepAxis:
 
 @dataclass(frozen=True)
 class ChoiceAxis:
-    """Plain values or lists: in their order where all are numbers, else none is nearer than another."""
+    """Plain values: in their order where all are numbers, else none is nearer than another."""
 
     choices: tuple[Any, ...]
 
@@ -182,7 +182,7 @@ class ChoiceAxis:
 
     def _unit(self, value: Any) -> float:
         for index, choice in enumerate(self._along):
-            if same(choice, value) or (isinstance(value, list) and choice == tuple(value)):
+            if same(choice, value):
                 return (index + 0.5) / len(self.choices)
         return math.nan
 

@@ -129,10 +129,9 @@ class Encoding:
 
     def key(self, params: Mapping[str, Any]) -> Hashable:
         """The same for the same values of the space's parameters; no parameter has both true and 1."""
-        values = [
-            counted(each, params[name]) if name in params else _MISSING for name, each in self._space.items()
-        ]
-        return tuple([tuple(value) if type(value) is list else value for value in values])
+        return tuple(
+            [counted(each, params[name]) if name in params else _MISSING for name, each in self._space.items()]
+        )
 
     def every_point(self) -> Floats:
         """Each point once, allowed or not, where the space is finite and not too large to list; else none."""
