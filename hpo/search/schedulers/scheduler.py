@@ -263,7 +263,11 @@ class Standing:
         return int(np.count_nonzero(self._own_in(columns.STATES.index(state))))
 
     def epochs_of(self, number: int) -> int:
-        """Epochs that a trial has finished; see `Seen.epochs`."""
+        """Epochs that a trial has finished; see `Seen.epochs`.
+
+        Raises:
+            ValueError: It is not there, or was imported.
+        """
         return int(self.columns.epochs[self._place(number)])
 
     def is_paused(self, number: int) -> bool:
@@ -308,17 +312,6 @@ class Standing:
         claimed = np.where(settled, epochs, np.maximum(epochs, granted)) - every.inherited
         counted: Integers = np.where(every.imported | every.taken_over, 0, claimed)
         return counted
-
-    def numbered(self, number: int) -> Seen:
-        """One of the trials that were not imported.
-
-        Raises:
-            ValueError: It is not there.
-        """
-        for trial in self.own:
-            if trial.number == number:
-                return trial
-        raise ValueError(f"the scheduler resumes trial {number}, which is not there")
 
 
 def within_epochs(standing: Standing, step: Next) -> Next:

@@ -79,7 +79,7 @@ class Advancing:
     def next(self, standing: Standing) -> Next:
         step: Next = self.inner.next(standing)
         if isinstance(step, Resume) and step.until is not None:
-            assert step.until > (standing.numbered(step.number).until or 0)
+            assert step.until > (standing.trials[step.number].until or 0)
         return step
 
 

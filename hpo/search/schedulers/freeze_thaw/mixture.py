@@ -184,7 +184,7 @@ class Mixture:
         if isinstance(step, New):
             return goal + self._view.switch
         switch = 0.0 if step.number == self._view.standing.here else self._view.switch
-        return goal - self._view.standing.numbered(step.number).epochs + switch
+        return goal - self._view.standing.epochs_of(step.number) + switch
 
     def _model(self) -> New | Resume | None:
         if sum(math.isfinite(curve.best) for curve in as_learnt(self._view.curves)) < _FEWEST:
