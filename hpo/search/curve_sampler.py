@@ -31,7 +31,7 @@ class CurveGPSampler(BaseSampler):
     Randomness comes from the seed and the trial's number.
 
     Args:
-        space: Distributions by parameter.
+        space: Distributions by parameter, each after those that its conditions name.
         conditions: By parameter, the values of others under which it exists.
         seed: The study's seed.
         n_startup_trials: How many trials must have reported before the model is asked.

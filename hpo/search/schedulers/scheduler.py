@@ -125,7 +125,7 @@ class Standing:
 
     Attributes:
         read: Returns every trial, by number; called when `trials` is first asked for.
-        space: Optuna's distribution of each parameter.
+        space: Optuna's distribution of each parameter, which comes after those that its conditions name.
         conditions: Parameter → other parameter → the values of it under which it exists, for those that depend on
             others.
         where: What each point satisfies beside that.

