@@ -10,7 +10,6 @@ import numpy as np
 from scipy.linalg import LinAlgError
 
 from hpo.search.axes import Floats
-from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw.acquisition import Aim, worth
 from hpo.search.schedulers.freeze_thaw.earlier import Earlier, earlier_of, prior_after
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
@@ -19,6 +18,7 @@ from hpo.search.schedulers.freeze_thaw.kernel import Rows
 from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.proposals import Proposals
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
+from hpo.search.schedulers.seen import Curve
 from hpo.search.trial_curves import TrialCurves
 
 #: Rows that the model reads, at most, and that its scales are fitted to: fitting costs the most, and as many as

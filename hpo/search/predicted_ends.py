@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 
 from hpo.search.axes import Floats
-from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
 from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
+from hpo.search.schedulers.seen import Curve
 
 #: Rows that the model reads, at most; fewer where many are asked for, each of which costs as much as a row does.
 _ROWS: Final = 200

@@ -11,10 +11,10 @@ from optuna import Study
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.search.schedulers.curves import Curve, as_learnt, curves_of, earlier_curves, horizon_of
+from hpo.search.schedulers.curves import as_learnt, curves_of, earlier_curves, horizon_of
 from hpo.search.schedulers.mending import lasting_bounds, may_mend, violated
 from hpo.search.schedulers.scheduler import Standing
-from hpo.search.schedulers.seen import Seen, state_of
+from hpo.search.schedulers.seen import Curve, Seen, state_of
 from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, ORIGIN_ATTR
 from hpo.storage.grants import granted_until
 from hpo.storage.optuna_private import id_of_study, storage_of

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.trial import TrialState
 
-from hpo.search.schedulers.columns import ENDED, NONE, PAUSED, RUNNING, WAITING, Columns, Flags, Floats, Integers
+from hpo.search.axes import Floats
+from hpo.search.schedulers.columns import ENDED, NONE, PAUSED, RUNNING, WAITING, Columns, Flags, Integers
 from hpo.search.schedulers.mending import Mending, may_mend, violated
 from hpo.storage.attributes import (
     CONSTRAINT_ATTR,

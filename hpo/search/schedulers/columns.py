@@ -11,10 +11,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hpo.search.axes import Floats
 from hpo.search.schedulers.seen import Seen
 
 Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _T = TypeVar("_T", bound=np.generic)

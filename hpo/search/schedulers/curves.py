@@ -9,8 +9,6 @@ from typing import Final, SupportsInt
 from hpo.search.schedulers.scheduler import Standing
 from hpo.search.schedulers.seen import Curve, Seen
 
-__all__ = ["Curve"]
-
 #: A horizon that is not known is taken to be this many times the largest epoch seen, and no less than that.
 _ROOM: Final = 3
 _LEAST: Final = 9

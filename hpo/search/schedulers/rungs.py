@@ -10,9 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from hpo.search.schedulers.columns import NONE, PAUSED, Flags, Floats, Integers
-from hpo.search.schedulers.curves import Curve, affordable, as_granted, horizon_by
+from hpo.search.axes import Floats
+from hpo.search.schedulers.columns import NONE, PAUSED, Flags, Integers
+from hpo.search.schedulers.curves import affordable, as_granted, horizon_by
 from hpo.search.schedulers.scheduler import Resume, Standing, Why
+from hpo.search.schedulers.seen import Curve
 
 #: A rung this near the horizon is left out: a trial that has come so far trains to its end.
 _NEAR: Final = 0.8

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from hpo.search.schedulers.curves import Curve, curves_of
+from hpo.search.schedulers.curves import curves_of
 from hpo.search.schedulers.freeze_thaw import agreement
+from hpo.search.schedulers.seen import Curve
 from tests.support.standings import seen, standing
 
 RUNGS = [1, 3, 9, 27]

@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
+from hpo.search.axes import Floats
 from hpo.search.schedulers.asha import Asha
-from hpo.search.schedulers.columns import Columns, Floats, columns_of
-from hpo.search.schedulers.curves import Curve, affordable, curves_of, horizon_of, until
+from hpo.search.schedulers.columns import Columns, columns_of
+from hpo.search.schedulers.curves import affordable, curves_of, horizon_of, until
 from hpo.search.schedulers.hyperband import Hyperband
 from hpo.search.schedulers.rungs import climbers_of, ladder
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
-from hpo.search.schedulers.seen import Seen
+from hpo.search.schedulers.seen import Curve, Seen
 from hpo.storage import id_lists
 from hpo.storage import progress as storage_progress
 from hpo.storage.attributes import CONSTRAINT_ATTR, GRANTED_ATTR, NEARER_ATTR, OUTCOME_ATTR, SAME_AS_ATTR

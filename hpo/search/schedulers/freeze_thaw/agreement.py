@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hpo.search.schedulers.curves import Curve
+from hpo.search.schedulers.seen import Curve
 
 #: Kinds of grants that do not look at a trial's values; "enqueued" ones are a person's choice.
 _UNJUDGED: Final = frozenset({"initial", "breadth", "whole"})

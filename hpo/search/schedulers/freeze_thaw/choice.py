@@ -13,7 +13,7 @@ from scipy.linalg import LinAlgError
 from scipy.special import ndtr
 
 from hpo.search.axes import Floats
-from hpo.search.schedulers.curves import Curve, as_learnt
+from hpo.search.schedulers.curves import as_learnt
 from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.acquisition import Aim, drawn_aim, worth
 from hpo.search.schedulers.freeze_thaw.earlier import prior_after
@@ -24,6 +24,7 @@ from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
 from hpo.search.schedulers.rungs import ladder
 from hpo.search.schedulers.scheduler import New, Resume, Why
+from hpo.search.schedulers.seen import Curve
 
 #: Rows that the model reads, at most.
 _ROWS: Final = 300

@@ -20,13 +20,13 @@ import numpy as np
 from scipy.linalg import LinAlgError
 
 from hpo.search.axes import Floats
-from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.fitting import fitted
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
 from hpo.search.schedulers.freeze_thaw.model import CurveModel, Known
 from hpo.search.schedulers.freeze_thaw.table import Warp, table_of
+from hpo.search.schedulers.seen import Curve
 
 #: Rows that are read of an earlier study, at most.
 _ROWS: Final = 150

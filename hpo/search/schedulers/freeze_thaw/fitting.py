@@ -10,8 +10,9 @@ from scipy.linalg import LinAlgError, cholesky
 from scipy.linalg.lapack import dpotri
 from scipy.optimize import minimize
 
+from hpo.search.axes import Floats
 from hpo.search.schedulers.freeze_thaw import kernel
-from hpo.search.schedulers.freeze_thaw.kernel import Floats, Rows
+from hpo.search.schedulers.freeze_thaw.kernel import Rows
 
 #: Mean and standard deviation of theta.
 Prior = tuple[Floats, Floats]

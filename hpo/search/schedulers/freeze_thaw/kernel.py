@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from hpo.search.axes import Floats
 
 #: Scales are exp(theta): places of theta before the lengths of the parameters.
 TREND, LEVEL, SHAPE, OWN_LEVEL, OWN_WALK, NOISE, LENGTH_T, LENGTH_OWN = range(8)

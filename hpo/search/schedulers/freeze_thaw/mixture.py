@@ -8,12 +8,13 @@ from functools import cached_property
 from itertools import dropwhile, pairwise
 from typing import Final
 
-from hpo.search.schedulers.curves import Curve, as_learnt
+from hpo.search.schedulers.curves import as_learnt
 from hpo.search.schedulers.freeze_thaw import agreement
 from hpo.search.schedulers.freeze_thaw.choice import ModelChoice
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 from hpo.search.schedulers.rungs import Climbers, climbing, ladder, promotion
 from hpo.search.schedulers.scheduler import New, Next, Resume, Wait, Why
+from hpo.search.schedulers.seen import Curve
 
 #: Rungs grow by this; of so many that have come to one, one is promoted; of its square where ranks agree.
 _FACTOR: Final = 3

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 
+from hpo.search.axes import Floats
 from hpo.search.schedulers.freeze_thaw import kernel
-from hpo.search.schedulers.freeze_thaw.kernel import Floats, Rows
+from hpo.search.schedulers.freeze_thaw.kernel import Rows
 
 #: Rows that are computed at once: larger arrays would be new pages of memory each time, which takes longer than
 #: to compute them.

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from hpo.search.schedulers.curves import Curve, affordable, curves_of, earlier_curves, horizon_of, until
+from hpo.search.schedulers.curves import affordable, curves_of, earlier_curves, horizon_of, until
 from hpo.search.schedulers.freeze_thaw.earlier import Earlier, earlier_of
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.proposals import Proposals
 from hpo.search.schedulers.freeze_thaw.twins import twins
 from hpo.search.schedulers.scheduler import New, Resume, Standing, Why
+from hpo.search.schedulers.seen import Curve
 
 
 class StudyView:

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 
 from hpo.search.axes import Floats
-from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
+from hpo.search.schedulers.seen import Curve
 
 #: What a loss that is not finite is warped to, and the largest warped loss: 28 times as far from the best as half.
 _WORST: Final = 1.0

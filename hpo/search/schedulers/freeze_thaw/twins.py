@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from hpo.search.schedulers.curves import Curve
+from hpo.search.schedulers.seen import Curve
 
 #: Reports that two trials have the same, each another value: a metric that starts constant says nothing yet.
 _SAME: Final = 3

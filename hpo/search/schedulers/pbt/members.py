@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.places import left_early, replaced
+from hpo.search.schedulers.seen import Curve
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from hpo.search.schedulers.curves import Curve, affordable, curves_of, until
+from hpo.search.schedulers.curves import affordable, curves_of, until
 from hpo.search.schedulers.granting import GrantScheduler
 from hpo.search.schedulers.pbt.members import Members
 from hpo.search.schedulers.pbt.perturbation import perturbed
 from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Standing, Wait, Why
+from hpo.search.schedulers.seen import Curve
 
 #: Of a whole trial, where ``every`` is not given.
 _GENERATIONS: Final = 10
