@@ -39,7 +39,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, PatientPruner
 
 from hpo.config.yaml_source import parse_value
 from hpo.search.pruners import PRUNERS
-from hpo.search.replay import Curve, Replay, Setting, replay, summarize, whole_curves
+from hpo.search.replay import RecordedRun, Replay, Setting, replay, summarize, whole_curves
 from hpo.study.replay_study import typed_mapping
 
 CONTESTANTS = (
@@ -98,7 +98,7 @@ def build(node: dict[str, object], epochs: int) -> BasePruner:
         return kind(**arguments)
 
 
-def drawn(task: Task, order: int, configs: int) -> list[Curve]:
+def drawn(task: Task, order: int, configs: int) -> list[RecordedRun]:
     """The curves of some configurations of a task, in a random order."""
     return whole_curves(task.values[np.random.default_rng(order).permutation(len(task.values))[:configs]])
 

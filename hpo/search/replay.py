@@ -39,7 +39,7 @@ _DRIFT: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Curve:
+class RecordedRun:
     """One configuration's run, as it was recorded.
 
     Attributes:
@@ -203,7 +203,7 @@ class Summary:
     slowest_decision_ms: float
 
 
-def whole_curves(rows: Iterable[ArrayLike]) -> list[Curve]:
+def whole_curves(rows: Iterable[ArrayLike]) -> list[RecordedRun]:
     """Curves that each end with their last value.
 
     Args:
@@ -211,11 +211,11 @@ def whole_curves(rows: Iterable[ArrayLike]) -> list[Curve]:
             of different lengths. Values that are not finite stay where they are.
     """
     values = [tuple(map(float, np.asarray(row, dtype=np.float64))) for row in rows]
-    return [Curve(row, tuple(range(1, len(row) + 1)), row[-1] if row else math.nan) for row in values]
+    return [RecordedRun(row, tuple(range(1, len(row) + 1)), row[-1] if row else math.nan) for row in values]
 
 
 def replay(
-    curves: Sequence[Curve],
+    curves: Sequence[RecordedRun],
     pruner: BasePruner,
     setting: Setting = Setting(),
     order: Iterable[int] | None = None,
@@ -275,7 +275,7 @@ class _Run:
     """A trial under way."""
 
     row: int
-    curve: Curve
+    curve: RecordedRun
     trial: optuna.Trial
     started: float
     pace: float
@@ -291,7 +291,7 @@ class _Run:
 class _Simulation:
     """Workers on one study, from event to event; of events at one time the lower worker's comes first."""
 
-    curves: Sequence[Curve]
+    curves: Sequence[RecordedRun]
     rows: list[int]
     pruner: BasePruner
     setting: Setting
@@ -364,7 +364,9 @@ def paces(count: int, seed: int | None) -> list[float]:
 # ---------------------------------------------------------------------------------------------------- the verdict
 
 
-def _judged(curves: Sequence[Curve], ended: list[ReplayedTrial], seconds: list[float], setting: Setting) -> Replay:
+def _judged(
+    curves: Sequence[RecordedRun], ended: list[ReplayedTrial], seconds: list[float], setting: Setting
+) -> Replay:
     known = [each for each in ended if curves[each.row].whole]
     pruned = np.array([each.pruned for each in known])
     finals = setting.sign * np.array([curves[each.row].judged for each in known])

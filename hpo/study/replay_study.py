@@ -15,7 +15,7 @@ from hpo.config.marks import COMMAND_LINE
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError, StudyError
 from hpo.search.pruners import make_pruner
-from hpo.search.replay import Curve, Replay, Setting, replay, summarize, whole_curves
+from hpo.search.replay import RecordedRun, Replay, Setting, replay, summarize, whole_curves
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
@@ -76,7 +76,7 @@ def try_out(spec: StudySpec) -> None:
         ) from error
 
 
-def study_curves(trials: Sequence[FrozenTrial]) -> list[Curve]:
+def study_curves(trials: Sequence[FrozenTrial]) -> list[RecordedRun]:
     """The curves of finished trials.
 
     A complete trial, early stopping included, is known to its end; its final value is the trial's own (the best
@@ -84,7 +84,7 @@ def study_curves(trials: Sequence[FrozenTrial]) -> list[Curve]:
     cut short: what it would have become is not known.
     """
     return [
-        Curve(
+        RecordedRun(
             values=tuple(trial.intermediate_values[step] for step in sorted(trial.intermediate_values)),
             steps=tuple(sorted(trial.intermediate_values)),
             final=math.nan if trial.values is None or trial.state != TrialState.COMPLETE else trial.values[0],
@@ -150,7 +150,7 @@ def replay_study(
     }
 
 
-def _replayed(opened: OpenStudy, curves: list[Curve], spec: StudySpec, order: int, workers: int) -> Replay:
+def _replayed(opened: OpenStudy, curves: list[RecordedRun], spec: StudySpec, order: int, workers: int) -> Replay:
     """One replay; order 0 is the study's own, the others are drawn from their numbers."""
     rows = range(len(curves)) if order == 0 else np.random.default_rng(order).permutation(len(curves))
     setting = Setting(

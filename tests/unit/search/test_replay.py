@@ -13,7 +13,7 @@ from optuna import pruners
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.pruners import PredictedLossPruner
-from hpo.search.replay import Curve, Replay, ReplayedTrial, Setting, replay, summarize, whole_curves
+from hpo.search.replay import RecordedRun, Replay, ReplayedTrial, Setting, replay, summarize, whole_curves
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
 NAN, INF = math.nan, math.inf
@@ -136,7 +136,7 @@ def test_curves_of_different_lengths_count_their_own_epochs() -> None:
 
 def test_steps_that_were_not_reported_count_as_epochs() -> None:
     asked = Recorder((1, 5))
-    done = replay([Curve((3.0, 2.0), (2, 4), 2.0), Curve((3.0, 2.0, 1.0), (1, 5, 6), 1.0)], asked)
+    done = replay([RecordedRun((3.0, 2.0), (2, 4), 2.0), RecordedRun((3.0, 2.0, 1.0), (1, 5, 6), 1.0)], asked)
     assert asked.asked == [(0, 2), (0, 4), (1, 1), (1, 5)]
     assert (done.epochs_used, done.epochs_in_all) == (9, 10)
 
@@ -154,11 +154,11 @@ def test_an_order_may_leave_rows_out() -> None:
 
 def test_what_was_cut_short_ends_as_it_did_and_is_not_judged() -> None:
     curves = [
-        Curve((5.0, 2.0), (1, 2), end=TrialState.PRUNED),
-        Curve((5.0, 0.1), (1, 2), end=TrialState.FAIL),
-        Curve((9.0, 0.2), (1, 2), end=TrialState.PRUNED),
-        Curve((3.0, 2.5, 2.0), (1, 2, 3), 2.0),
-        Curve((4.0, 3.5, 3.0), (1, 2, 3), 3.0),
+        RecordedRun((5.0, 2.0), (1, 2), end=TrialState.PRUNED),
+        RecordedRun((5.0, 0.1), (1, 2), end=TrialState.FAIL),
+        RecordedRun((9.0, 0.2), (1, 2), end=TrialState.PRUNED),
+        RecordedRun((3.0, 2.5, 2.0), (1, 2, 3), 2.0),
+        RecordedRun((4.0, 3.5, 3.0), (1, 2, 3), 3.0),
     ]
     asked = Recorder((2, 1), (3, 2))
     done = replay(curves, asked)
@@ -170,7 +170,7 @@ def test_what_was_cut_short_ends_as_it_did_and_is_not_judged() -> None:
 
 
 def test_what_violates_a_bound_is_told_as_it_ended_and_is_never_the_best() -> None:
-    curves = [Curve((1.0, 0.5), (1, 2), 0.5, feasible=False), *whole_curves([[3.0, 2.0], [4.0, 3.0]])]
+    curves = [RecordedRun((1.0, 0.5), (1, 2), 0.5, feasible=False), *whole_curves([[3.0, 2.0], [4.0, 3.0]])]
     asked = Recorder()
     assert replay(curves, asked).best == 2.0
     assert asked.ends[0] == (TrialState.COMPLETE, [0.5])
@@ -180,7 +180,7 @@ def test_what_violates_a_bound_is_told_as_it_ended_and_is_never_the_best() -> No
 
 def test_the_top_is_a_share_of_what_is_known_to_its_end() -> None:
     whole = whole_curves([[float(value)] for value in range(20)])
-    short = Curve((0.5,), (1,), 0.5, end=TrialState.PRUNED)
+    short = RecordedRun((0.5,), (1,), 0.5, end=TrialState.PRUNED)
     done = replay([short, *whole, short], Recorder((1, 1), (2, 1)))
     assert (done.top, done.top_pruned, done.median) == (1, 1, 9.5)
     assert replay([*whole, *whole[:1]], pruners.NopPruner()).top == 2
@@ -270,9 +270,9 @@ def test_what_cannot_be_replayed_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one value"):
         whole_curves([[1.0], []])
     with pytest.raises(ValueError, match="a step for each"):
-        Curve((1.0, 2.0), (1,))
+        RecordedRun((1.0, 2.0), (1,))
     with pytest.raises(ValueError, match="known to its end"):
-        replay([Curve((1.0,), (1,), end=TrialState.PRUNED)], pruners.NopPruner())
+        replay([RecordedRun((1.0,), (1,), end=TrialState.PRUNED)], pruners.NopPruner())
     with pytest.raises(ValueError, match="known to its end"):
         replay(CURVES, pruners.NopPruner(), order=[])
     with pytest.raises(ValueError, match="at least one worker"):
