@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 from scipy.linalg import LinAlgError
 
 from hpo.search.axes import Floats
-from hpo.search.schedulers.freeze_thaw.acquisition import Aim, worth
+from hpo.search.schedulers.freeze_thaw.acquisition import Aim
 from hpo.search.schedulers.freeze_thaw.earlier import Earlier, earlier_of, prior_after
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.fitting import fitted
-from hpo.search.schedulers.freeze_thaw.kernel import Rows
 from hpo.search.schedulers.freeze_thaw.model import CurveModel
+from hpo.search.schedulers.freeze_thaw.new_point import LEADERS, ROWS, best_new
 from hpo.search.schedulers.freeze_thaw.proposals import Proposals
-from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
-from hpo.search.schedulers.seen import Curve
+from hpo.search.schedulers.freeze_thaw.table import Table, Warp, rows_of, table_of
 from hpo.search.trial_curves import TrialCurves
 
-#: Rows that the model reads, at most, and that its scales are fitted to: fitting costs the most, and as many as
-#: the model has make no better proposals.
-_ROWS: Final = 300
+#: Rows that the scales are fitted to, at most: fitting costs the most, and as many as the model has make no better
+#: proposals.
 _FITTED_ROWS: Final = 120
-#: A new point is at least so many of the model's lengths from each that is known: a nearer one tells little new.
-_APART: Final = 0.1
-#: Of so many trials the present value is looked at, those with the best last values.
-_LEADERS: Final = 60
 
 
 def proposed(known: TrialCurves, encoding: Encoding, proposals: Proposals) -> Mapping[str, Any] | None:
@@ -41,37 +35,29 @@ def proposed(known: TrialCurves, encoding: Encoding, proposals: Proposals) -> Ma
         encoding: Its space.
         proposals: Where points come from.
     """
-    end = float(places(np.array(known.horizon), known.horizon))
     try:
         model, parents, incumbent = _believing(known, encoding)
     except LinAlgError:
         return None
     aim = Aim(incumbent, known.horizon, expected=True)
-
-    def gain_of(points: Floats) -> Floats:
-        x = encoding.features(points)
-        ends = Rows.each(x, np.full(len(x), end), np.full(len(x), -1, dtype=np.int64))
-        return np.asarray(np.where(model.nearest(x) < _APART, -np.inf, worth(aim, *model.predict(ends))))
-
-    candidates = proposals.candidates(parents)
-    found = proposals.refined(candidates, gain_of(candidates), gain_of)
-    return None if found is None or found[2] == -np.inf else found[0]
+    found = best_new(model, encoding, proposals, parents, aim, known.horizon)
+    return None if found is None else found[0]
 
 
 def _believing(known: TrialCurves, encoding: Encoding) -> tuple[CurveModel, Floats, float]:
     """The model, with running trials as predicted; coordinates of the leaders, the best first; what is to beat."""
     reported, horizon = [curve for curve in known.curves if curve.steps], known.horizon
     warp = Warp(reported)
-    table = table_of(reported, encoding, warp, horizon, _ROWS)
+    table = table_of(reported, encoding, warp, horizon, ROWS)
     learnt = earlier_of(known.earlier, encoding, horizon, {})
     theta = _scales(table_of(reported, encoding, warp, horizon, _FITTED_ROWS), encoding, learnt)
     model = CurveModel(theta, encoding.groups, table.rows, table.z, learnt.known)
     running = [curve for curve in known.curves if curve.seen.state == "running" and curve.seen.params]
     if running:
         goals = [max(curve.done, curve.seen.until or horizon) for curve in running]
-        model.believe(_rows(running, goals, encoding, horizon))
-    leaders = table.curves[:_LEADERS]
-    now, _ = model.predict(_rows(leaders, [curve.done for curve in leaders], encoding, horizon))
+        model.believe(rows_of(running, goals, encoding, horizon))
+    leaders = table.curves[:LEADERS]
+    now, _ = model.predict(rows_of(leaders, [curve.done for curve in leaders], encoding, horizon))
     order = np.argsort(now, kind="stable")
     # What diverged later, or violates a constraint, is nothing to beat.
     best = warp(np.array([curve.best for curve in reported if math.isfinite(curve.last)])) - table.centre
@@ -85,9 +71,3 @@ def _scales(few: Table, encoding: Encoding, learnt: Earlier) -> Floats:
     fixed = learnt.known.covariance(values, values) if learnt.known.functions else None
     off = few.z - learnt.known.expected(values)
     return fitted(prior[0], prior, encoding.groups, few.rows, off, fixed)
-
-
-def _rows(curves: Sequence[Curve], epochs: Sequence[int], encoding: Encoding, horizon: int) -> Rows:
-    x = encoding.features(encoding.points([curve.seen.params for curve in curves]))
-    numbers = np.array([curve.number for curve in curves], dtype=np.int64)
-    return Rows.each(x, places(np.array(epochs, dtype=np.float64), horizon), numbers)

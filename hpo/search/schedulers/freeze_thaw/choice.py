@@ -20,18 +20,13 @@ from hpo.search.schedulers.freeze_thaw.earlier import prior_after
 from hpo.search.schedulers.freeze_thaw.fitting import fitted
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
 from hpo.search.schedulers.freeze_thaw.model import CurveModel
+from hpo.search.schedulers.freeze_thaw.new_point import LEADERS, ROWS, best_new, new_rows
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
-from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
+from hpo.search.schedulers.freeze_thaw.table import Table, Warp, rows_of, table_of
 from hpo.search.schedulers.rungs import ladder
 from hpo.search.schedulers.scheduler import New, Resume, Why
 from hpo.search.schedulers.seen import Curve
 
-#: Rows that the model reads, at most.
-_ROWS: Final = 300
-#: Trials that are looked at, those with the best last values.
-_LEADERS: Final = 60
-#: A new point is at least so many of the model's lengths from each that is known: a nearer one tells little new.
-_APART: Final = 0.1
 #: The scales are fitted again when the rows have grown by this, or fallen as much.
 _GROWN: Final = 1.15
 #: Rungs of the model's grants grow by this.
@@ -82,7 +77,7 @@ class ModelChoice:
             model = self._believing()
         except LinAlgError:
             return None
-        known = self._table.curves[:_LEADERS]
+        known = self._table.curves[:LEADERS]
         now, _ = model.predict(self._at(known, [curve.done for curve in known]))
         rivals = np.array([self._is_rival(curve) for curve in known])
         incumbent = min(float(now[rivals].min(initial=math.inf)), self._as_z(self._best_loss))
@@ -142,7 +137,7 @@ class ModelChoice:
         return self._view.as_value(max(self._warp.loss(z), self._warp.floor))
 
     def _best_paused(self, model: CurveModel, aim: Aim) -> Candidate | None:
-        leaders = self._table.curves[:_LEADERS]
+        leaders = self._table.curves[:LEADERS]
         single = [curve for curve in leaders if curve.number not in self._view.twins]
         paused = [curve for curve in single if curve.resumable and curve.done < self._view.horizon]
         if not paused:
@@ -163,40 +158,15 @@ class ModelChoice:
     def _best_new(self, model: CurveModel, aim: Aim, now: Floats) -> Candidate | None:
         if not self._view.may_start:
             return None
-        horizon = self._view.horizon
-        place = float(places(np.array(min(aim.ahead, horizon)), horizon))
-
-        def gain_of(points: Floats) -> Floats:
-            far = model.nearest(self._view.encoding.features(points))
-            value = worth(aim, *model.predict(self._new(points, place)))
-            return np.asarray(np.where(far < _APART, -np.inf, value))
-
-        points = self._view.proposals.candidates(self._table.points[np.argsort(now, kind="stable")])
-        found = self._view.proposals.refined(points, gain_of(points), gain_of)
-        if found is None or found[2] == -np.inf:
+        encoding, parents = self._view.encoding, self._table.points[np.argsort(now, kind="stable")]
+        found = best_new(model, encoding, self._view.proposals, parents, aim, self._view.horizon)
+        if found is None:
             return None
         params, point, gain = found
-        return Candidate(None, params, self._new(point[None], 1.0), gain - self._burden(None))
-
-    def _new(self, points: Floats, place: float) -> Rows:
-        count = len(points)
-        features = self._view.encoding.features(points)
-        return Rows.each(features, np.full(count, place), np.full(count, -1, dtype=np.int64))
+        return Candidate(None, params, new_rows(point[None], 1.0, encoding), gain - self._burden(None))
 
     def _at(self, curves: Sequence[Curve], epochs: Sequence[int]) -> Rows:
-        points = np.array([self._point(curve) for curve in curves])
-        features = self._view.encoding.features(points.reshape(len(curves), -1))
-        numbers = np.array([curve.number for curve in curves], dtype=np.int64)
-        return Rows.each(features, places(np.array(epochs, dtype=np.float64), self._view.horizon), numbers)
-
-    def _point(self, curve: Curve) -> Floats:
-        found = self._points.get(curve.number)
-        return self._view.encoding.point(curve.seen.params) if found is None else found
-
-    @cached_property
-    def _points(self) -> dict[int, Floats]:
-        numbers = (curve.number for curve in self._table.curves)
-        return dict(zip(numbers, self._table.points, strict=True))
+        return rows_of(curves, epochs, self._view.encoding, self._view.horizon)
 
     def _believing(self) -> CurveModel:
         """The model as if each running trial had come to its goal as predicted."""
@@ -208,7 +178,7 @@ class ModelChoice:
 
     @cached_property
     def _table(self) -> Table:
-        return table_of(self._curves, self._view.encoding, self._warp, self._view.horizon, _ROWS)
+        return table_of(self._curves, self._view.encoding, self._warp, self._view.horizon, ROWS)
 
     @cached_property
     def _scales(self) -> Floats:

@@ -77,6 +77,13 @@ def places(epochs: Floats, horizon: int) -> Floats:
     return np.log(np.maximum(epochs, 1.0)) / math.log(max(horizon, 2))
 
 
+def rows_of(curves: Sequence[Curve], epochs: Sequence[int], encoding: Encoding, horizon: int) -> Rows:
+    """Trials after these epochs, one each."""
+    x = encoding.features(encoding.points([curve.seen.params for curve in curves]))
+    numbers = np.array([curve.number for curve in curves], dtype=np.int64)
+    return Rows.each(x, places(np.array(epochs, dtype=np.float64), horizon), numbers)
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """What the model reads of the curves.

@@ -1,0 +1,52 @@
+"""The new point that the curve model gives the most, for the scheduler and for the sampler."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from hpo.search.axes import Floats
+from hpo.search.schedulers.freeze_thaw.acquisition import Aim, worth
+from hpo.search.schedulers.freeze_thaw.encoding import Encoding
+from hpo.search.schedulers.freeze_thaw.kernel import Rows
+from hpo.search.schedulers.freeze_thaw.model import CurveModel
+from hpo.search.schedulers.freeze_thaw.proposals import Proposals
+from hpo.search.schedulers.freeze_thaw.table import places
+
+#: Rows that the model reads, at most.
+ROWS: Final = 300
+#: Of so many trials the present value is looked at, those with the best last values.
+LEADERS: Final = 60
+#: A new point is at least so many of the model's lengths from each that is known: a nearer one tells little new.
+_APART: Final = 0.1
+
+
+def best_new(
+    model: CurveModel, encoding: Encoding, proposals: Proposals, parents: Floats, aim: Aim, horizon: int
+) -> tuple[dict[str, Any], Floats, float] | None:
+    """The untried point that is worth most: its parameters, coordinates, worth. None where there is none.
+
+    Args:
+        model: The model.
+        encoding: The space.
+        proposals: Where points come from.
+        parents: Coordinates of known ones to look near, the best first.
+        aim: What they are worth.
+        horizon: Epochs of a whole trial.
+    """
+    place = float(places(np.array(min(aim.ahead, horizon)), horizon))
+
+    def gain_of(points: Floats) -> Floats:
+        at = new_rows(points, place, encoding)
+        return np.asarray(np.where(model.nearest(at.x) < _APART, -np.inf, worth(aim, *model.predict(at))))
+
+    points = proposals.candidates(parents)
+    found = proposals.refined(points, gain_of(points), gain_of)
+    return None if found is None or found[2] == -np.inf else found
+
+
+def new_rows(points: Floats, place: float, encoding: Encoding) -> Rows:
+    """New trials of these coordinates at a place."""
+    x = encoding.features(points)
+    return Rows.each(x, np.full(len(x), place), np.full(len(x), -1, dtype=np.int64))
