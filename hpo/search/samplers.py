@@ -20,7 +20,7 @@ from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.search.as_predicted import as_predicted
 from hpo.search.auto_sampler import chosen_sampler
-from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
+from hpo.search.by_name import arguments_of, check_arguments, construct, find_class, known_class
 from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.distinct import DRAWS, WholePointSampler, point_key
 from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
@@ -194,11 +194,20 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     )
 
 
+def drawing_sampler(spec: StudySpec) -> tuple[str, str]:
+    """Place and name of the sampler that draws a study's points: of ``partial_fixed``, the one inside of it."""
+    node: Mapping[str, Any] = spec.study.sampler.kwargs
+    path, name = "study.sampler", chosen_sampler(spec).name
+    while known_class(name, SAMPLERS) is samplers.PartialFixedSampler:
+        inner = node.get("base_sampler")
+        node = inner if isinstance(inner, Mapping) else {"name": inner}
+        path, name = f"{path}.base_sampler", str(node.get("name"))
+    return path, name
+
+
 def import_models(spec: StudySpec) -> None:
     """Import now what the study's sampler needs for its draws: else the process of each trial would do so anew."""
-    section = spec.study
-    node = {"name": chosen_sampler(spec).name, **section.sampler.kwargs}
-    *_, (kind, _, _) = _layers(spec, "study.sampler", node)
+    section, kind = spec.study, known_class(drawing_sampler(spec)[1], SAMPLERS)
     if kind is CurveGPSampler:
         import hpo.search.curve_proposal
     stops = section.scheduler is not None or section.pruner.prunes

@@ -10,9 +10,8 @@ import optuna
 from optuna.trial import TrialState
 
 from hpo.config.spec import StudySpec
-from hpo.search.auto_sampler import chosen_sampler
 from hpo.search.by_name import known_class
-from hpo.search.samplers import SAMPLERS
+from hpo.search.samplers import SAMPLERS, drawing_sampler
 from hpo.storage.attributes import CONFIG_ATTR, HASH_ATTR, WIDENED_ATTR
 from hpo.storage.budget import count_trials
 from hpo.storage.optuna_private import id_of_study
@@ -46,7 +45,7 @@ def refuse_narrower(spec: StudySpec, problems: Sequence[str]) -> None:
     Raises:
         InputError: There are problems, or the study's sampler can't follow.
     """
-    name = chosen_sampler(spec).name
+    _, name = drawing_sampler(spec)
     if known_class(name, SAMPLERS) in _OF_ONE_SPACE:
         problems = [*problems, f"study.sampler: {name} keeps to the space that it began with"]
     if problems:

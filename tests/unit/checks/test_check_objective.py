@@ -182,6 +182,11 @@ def test_a_script_needs_no_search_space_and_gets_a_metric_and_a_sampler(tmp_path
             "`loop.script`, which draws",
         ),
         (["study.sampler=curve_gp"], "study.sampler.name", "needs a search space"),
+        (
+            ["study.sampler={name: partial_fixed, fixed_params: {x: 1}, base_sampler: curve_gp}"],
+            "study.sampler.base_sampler.name",
+            "needs a search space",
+        ),
         (["study.sampler=grid"], "study.sampler.name", "needs a search space"),
         (["study.sampler=GRID"], "study.sampler.name", "needs a search space"),
         (["study.sampler=CurveGPSampler"], "study.sampler.name", "needs a search space"),

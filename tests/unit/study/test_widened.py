@@ -159,9 +159,11 @@ def test_values_that_are_left_out_are_found(studies: Studies, old: str, new: str
     assert said in problem
 
 
+@pytest.mark.parametrize("base", [False, True])
 @pytest.mark.parametrize("name", ["cmaes", "CmaEsSampler"])
-def test_a_sampler_that_is_laid_out_over_its_space_is_refused(studies: Studies, name: str) -> None:
-    sampler = f"study.sampler={{name: {name}, allow_pickle: true}}"
+def test_a_sampler_that_is_laid_out_over_its_space_is_refused(studies: Studies, name: str, base: bool) -> None:
+    named = f"name: partial_fixed, fixed_params: {{}}, base_sampler: {name}" if base else f"name: {name}"
+    sampler = f"study.sampler={{{named}, allow_pickle: true}}"
     with studies.open(sampler, text=TEXT):
         pass
     with pytest.raises(InputError, match=f"{name} keeps to the space that it began with"):
