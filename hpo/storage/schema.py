@@ -16,6 +16,7 @@ from hpo.storage.agents import AGENTS
 from hpo.storage.attributes import HASH_ATTR
 from hpo.storage.changes import CHANGES
 from hpo.storage.engines import LOCK_SECONDS, display_url, engine_kwargs
+from hpo.storage.mysql_text import convert_text, tables_of_other_text
 from hpo.storage.optuna_private import STUDIES, STUDY_USER_ATTRS, TRIALS, models
 from hpo.storage.outage import DatabaseAwayError, DatabaseError, first_line, tell_outages
 from hpo.storage.pooler import connect_through
@@ -54,7 +55,8 @@ def tables_of(url: sa.URL, pooler: Path | None = None) -> Tables:
         with engine.connect() as conn:
             if not sa.inspect(conn).has_table(CHANGES.name):  # the youngest of our tables
                 return Tables.MISSING
-            revision, is_outdated = _revision(conn), bool(_missing_columns(conn))
+            revision = _revision(conn)
+            is_outdated = bool(_missing_columns(conn) or tables_of_other_text(conn))
     finally:
         engine.dispose()
     if revision is not None and revision != OPTUNA_REVISION:
@@ -134,7 +136,7 @@ def create_schema(url: sa.URL) -> None:
 
 
 def bring_up_to_date(url: sa.URL) -> None:
-    """Add to tables of an earlier version of ours what they lack; nothing that is stored changes.
+    """Bring tables of an earlier version of ours to what they are today; nothing that is stored changes.
 
     Raises:
         StudyError: This user may not change the tables.
@@ -146,6 +148,7 @@ def bring_up_to_date(url: sa.URL) -> None:
     try:
         with engine.connect() as conn, _alone(conn):
             _add_columns(conn)
+            convert_text(conn)
     except (sa.exc.DBAPIError, DatabaseError) as error:
         raise StudyError(
             f"{shown}: its tables are of an earlier version of hpo, and can't be changed here: "
@@ -201,6 +204,7 @@ def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
     models.BaseModel.metadata.create_all(conn)
     ledger.metadata.create_all(conn)
     _add_columns(conn)
+    convert_text(conn)
     info = models.VersionInfoModel.__table__
     if conn.execute(sa.select(info.c.version_info_id)).first() is None:
         row = {"schema_version": models.SCHEMA_VERSION, "library_version": optuna.__version__}
