@@ -57,6 +57,7 @@ _SQLITE_FAILURES: Final = {
     sqlite3.SQLITE_CANTOPEN: ("the file can't be opened", "see that it is there, and its permissions"),
 }
 _RESUME: Final = "then resume the study with `hpo run`"
+_SHORTER: Final = "shorten it; the name of a study, a parameter or an attribute has 512 characters at most"
 
 #: What a storage does on behalf of others, in one transaction or a few.
 OPERATIONS: Final = (
@@ -235,6 +236,8 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
             return DatabaseAwayError(first_line(error))
         if _is_broken_off(error):
             return DatabaseAwayError(first_line(error))
+        if isinstance(context.sqlalchemy_exception, sa.exc.DataError):
+            return DatabaseError(f"{shown}: the database refuses a value: {first_line(error)}\n  fix: {_SHORTER}")
         failed = isinstance(context.sqlalchemy_exception, sa.exc.OperationalError | sa.exc.InternalError)
         if not failed or isinstance(error, sqlite3.Error):  # a statement that is wrong is this program's mistake
             return None

@@ -1,4 +1,4 @@
-"""Text on a MariaDB: what differs in one letter's case or a space at the end is not the same."""
+"""Text on a MariaDB: what differs in one letter's case or a space at the end is not the same; it may be long."""
 
 import optuna
 import pytest
@@ -14,6 +14,10 @@ ALIKE = {"model.k": 1, "model.K": 2, "model.k ": 3}
 TABLES = (
     *("studies", "study_user_attributes", "study_system_attributes", "trial_params", "trial_user_attributes"),
     *("trial_system_attributes", "hpo_attempts", "hpo_agents"),
+)
+SHORT = (
+    *((table, "value_json") for table in TABLES if table.endswith("attributes")),
+    *(("trial_params", "distribution_json"), ("hpo_attempts", "reason")),
 )
 
 
@@ -54,6 +58,49 @@ def test_names_that_are_alike_are_told_apart(mariadb_server: DatabaseServer) -> 
     make_study(url, 10)
     with opened(url, owner=Owner.current(worker="a")) as storage:
         tells_names_apart(storage)
+
+
+def holds_long_texts(storage: StudyStorage) -> None:
+    """A config, the grants of a trial and all else that is text may be of any length."""
+    text = "ä" * 70_000
+    study = storage.get_study_id_from_name(NAME)
+    storage.set_study_user_attr(study, "long", text)
+    storage.set_study_system_attr(study, "long", text)
+    trial = load(storage).ask()
+    trial.set_user_attr("long", text)
+    trial.suggest_categorical("long", [text, "short"])
+    storage.requeue(trial._trial_id, text)
+    assert storage.get_study_user_attrs(study)["long"] == storage.get_study_system_attrs(study)["long"] == text
+    stored = storage.get_trial(trial._trial_id)
+    assert stored.user_attrs["long"] == text
+    assert stored.distributions["long"].to_internal_repr(text) == 0
+    assert storage.attempts_of_trial(trial._trial_id)[0].reason == text
+
+
+def with_short_text(server: DatabaseServer) -> str:
+    """A database in which no conversion to another character set makes a TEXT longer."""
+    name = str(sa.make_url(url := server.new_database()).database)
+    server.administer(f"ALTER DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin", database=name)
+    return url
+
+
+def test_texts_may_be_long(mariadb_server: DatabaseServer) -> None:
+    url = with_short_text(mariadb_server)
+    make_study(url, 10)
+    with opened(url, owner=Owner.current()) as storage:
+        holds_long_texts(storage)
+        with storage.engine.connect() as conn:
+            needed = sa.inspect(conn).get_columns("hpo_agents")
+            assert not next(each for each in needed if each["name"] == "devices")["nullable"]
+
+
+def test_texts_in_tables_of_an_earlier_version_may_be_long_from_now_on(mariadb_server: DatabaseServer) -> None:
+    url = with_short_text(mariadb_server)
+    make_study(url, 10)
+    shorter = (f"ALTER TABLE {table} MODIFY {column} TEXT" for table, column in SHORT)
+    mariadb_server.administer(*shorter, database=str(sa.make_url(url).database))
+    with opened(url, owner=Owner.current()) as storage:
+        holds_long_texts(storage)
 
 
 def test_tables_of_an_earlier_version_tell_names_apart_from_now_on(mariadb_server: DatabaseServer) -> None:

@@ -458,6 +458,21 @@ def heals(storage: StudyStorage, heal: Callable[[], object], caplog: pytest.LogC
     return waiting()[0]
 
 
+def test_a_name_that_is_too_long_is_an_error_with_a_fix(server: DatabaseServer) -> None:
+    url = server.new_database(ready=True)
+    make_study(url, 1)
+    with opened(url, owner=Owner.current()) as storage:
+        trial = load(storage).ask()
+        for write in (
+            lambda: storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "n" * 600),
+            lambda: trial.set_user_attr("n" * 600, 1),
+        ):
+            with pytest.raises(DatabaseError, match=r"refuses a value: .*too long") as caught:
+                write()
+            assert "\n  fix: shorten it; " in str(caught.value)
+        load(storage).tell(trial, 1.0)
+
+
 POSTGRES_REFUSALS = {"53100": "could not extend file", "57014": "statement timeout", "53200": "out of memory"}
 MARIADB_REFUSALS = {
     1021: "Disk full",
