@@ -56,6 +56,8 @@ _SQLITE_FAILURES: Final = {
     sqlite3.SQLITE_IOERR: ("the file can't be read or written", "see the disk and the system's log"),
     sqlite3.SQLITE_CANTOPEN: ("the file can't be opened", "see that it is there, and its permissions"),
 }
+_SQLITE_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_RESTORE: Final = "restore a copy of it, or use what `sqlite3 FILE .recover | sqlite3 NEW` can save in its place"
 _RESUME: Final = "then resume the study with `hpo run`"
 _SHORTER: Final = "shorten it; the name of a study, a parameter or an attribute has 512 characters at most"
 
@@ -231,6 +233,10 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
         if _sqlite_code(error) in _SQLITE_FAILURES:
             problem, fix = _SQLITE_FAILURES[_sqlite_code(error)]
             return DatabaseError(f"{shown}: {problem}\n  fix: {fix}, {_RESUME}; what is stored is intact")
+        if _sqlite_code(error) in _SQLITE_DAMAGED:
+            return DatabaseError(
+                f"{shown}: the file is damaged: {first_line(error)}\n  fix: {_RESTORE}, {_RESUME}"
+            )
         if context.is_disconnect or _is_lost(error, connected=context.connection is not None):
             context.is_disconnect = True  # the pool lets go of it
             return DatabaseAwayError(first_line(error))

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import signal
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from hpo.storage import ledger
 from hpo.storage.beats import Heartbeat
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Lease, Owner
+from hpo.storage.outage import DatabaseError
 from hpo.storage.recovery import GONE, _settle, requeue_dead
 from hpo.storage.schema import OPTUNA_REVISION, PlainStudyError
 from hpo.storage.study_storage import StudyStorage, open_storage
@@ -415,17 +417,42 @@ def test_a_bad_url_is_an_input_error_with_a_fix(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_an_unreachable_database_is_a_study_error(tmp_path: Path) -> None:
-    (tmp_path / "noise.db").write_bytes(b"not a database" * 1000)
-    for url in (
-        "postgresql://u:secret@127.0.0.1:1/db",
-        "mysql://u:secret@127.0.0.1:1/db",
-        f"sqlite:///{tmp_path}/noise.db",
-    ):
+def test_an_unreachable_database_is_a_study_error() -> None:
+    for url in ("postgresql://u:secret@127.0.0.1:1/db", "mysql://u:secret@127.0.0.1:1/db"):
         with pytest.raises(StudyError, match="can't open") as caught:
             open_storage(url, create=False)
         assert "secret" not in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def damage_header(file: Path) -> None:
+    file.write_bytes(b"not a database" * 1000)
+
+
+def damage_table(file: Path) -> None:
+    with contextlib.closing(sqlite3.connect(file)) as conn:
+        size = conn.execute("PRAGMA page_size").fetchone()[0]
+        page = conn.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'").fetchone()[0]
+    with file.open("r+b") as data:
+        data.seek((page - 1) * size)
+        data.write(b"\xff" * size)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(damage_header, "file is not a database"), (damage_table, "disk image is malformed")]
+)
+def test_a_damaged_file_is_a_database_error_with_a_fix(
+    sqlite_url: str, damage: Callable[[Path], None], said: str
+) -> None:
+    make_study(sqlite_url, 1, enqueued=1)
+    damage(Path(str(sa.make_url(sqlite_url).database)))
+    with pytest.raises(DatabaseError) as caught:
+        trials(sqlite_url)
+    first, _, fix = str(caught.value).partition("\n")
+    assert first.startswith(f"{sqlite_url}: the file is damaged: ")
+    assert first.endswith(said)
+    assert fix.startswith("  fix: restore a copy of it")
+    assert "intact" not in fix
 
 
 def test_urls_are_shown_without_passwords_and_normalised() -> None:
