@@ -31,12 +31,8 @@ CONNECT_SECONDS: Final = 10
 LOCK_SECONDS: Final = 10  # far more than the busiest writers wait for each other
 SILENCE_SECONDS: Final = 60  # of a client inside a transaction, or of a server that was asked something
 PROBE_SECONDS: Final = 20  # between two questions whether a silent server is still there
-_DRIVERS = {
-    "postgres": "postgresql+psycopg",
-    "postgresql": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mysql+pymysql",  # Optuna knows the dialect by the name mysql only
-}
+_BACKENDS = {"postgres": "postgresql", "mariadb": "mysql"}  # Optuna knows the dialect by the name mysql only
+_DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
 _EXTRAS = {"postgresql": "postgres", "mysql": "mysql"}
 _EXAMPLES = "write sqlite:///study.db, postgresql://user@host/name or mysql://user@host/name"
 
@@ -48,21 +44,35 @@ class WriteIntent(Protocol):
 
 
 def normalize_url(url: str) -> sa.URL:
-    """The URL with the driver that this package uses; InputError for one that can't be used."""
+    """The URL with this package's driver, whichever it names; InputError for one that can't be used."""
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):  # the port is no number
         raise InputError("not a database URL", path="storage", fix=_EXAMPLES) from None
-    parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
-    if parsed.get_backend_name() not in {"sqlite", "postgresql", "mysql"}:
-        problem = f"no support for databases of type {parsed.get_backend_name()!r}"
+    given, plus, driver = parsed.drivername.partition("+")
+    backend = _BACKENDS.get(given, given)
+    if backend not in {"sqlite", "postgresql", "mysql"}:
+        problem = f"no support for databases of type {backend!r}"
         raise InputError(problem, path="storage", value=display_url(url), fix=_EXAMPLES)
-    if parsed.get_backend_name() == "sqlite":
+    parsed = parsed.set(drivername=f"{backend}{plus}{driver}")
+    if driver:
+        _look_up_driver(parsed)
+    parsed = parsed.set(drivername=_DRIVERS.get(backend, parsed.drivername))
+    if backend == "sqlite":
         name = parsed.database or ""
         if name in {"", ":memory:"} or name.startswith("file:"):
             fix = "write sqlite:///study.db or sqlite:////absolute/path/study.db"
             raise InputError("a study needs a database file", path="storage", value=display_url(url), fix=fix)
     return parsed
+
+
+def _look_up_driver(url: sa.URL) -> None:
+    try:
+        url.get_dialect()
+    except sa.exc.NoSuchModuleError:
+        shown = display_url(url.render_as_string(hide_password=False))
+        problem = f"unknown driver {url.drivername!r}"
+        raise InputError(problem, path="storage", value=shown, fix=_EXAMPLES) from None
 
 
 def display_url(url: str) -> str:
@@ -226,9 +236,6 @@ def explained(url: sa.URL) -> Iterator[None]:
         raise InputError(
             f"{error.name or url.drivername} isn't installed", path="storage", value=shown, fix=fix
         ) from None
-    except sa.exc.NoSuchModuleError:
-        problem = f"unknown driver {url.drivername!r}"
-        raise InputError(problem, path="storage", value=shown, fix=_EXAMPLES) from None
     except DatabaseError:
         raise
     except OSError as error:

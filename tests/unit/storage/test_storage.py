@@ -29,6 +29,7 @@ from hpo.storage.recovery import GONE, _settle, requeue_dead
 from hpo.storage.schema import OPTUNA_REVISION, PlainStudyError
 from hpo.storage.study_storage import StudyStorage, open_storage
 from tests.support.commands import PATIENCE, wait_until
+from tests.support.databases import server_of
 from tests.support.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
 from tests.support.workers import finish, start, work
 
@@ -407,7 +408,7 @@ def test_a_database_with_a_plain_study_of_that_name_is_left_as_it_was(database_u
         "oracle://u:secret@host/db",
         "redis://localhost",
         "postgresql+nodriver://u:secret@host/db",
-        "postgresql+psycopg2://u:secret@host/db",
+        "sqlite+nodriver:///study.db",
     ],
 )
 def test_a_bad_url_is_an_input_error_with_a_fix(url: str) -> None:
@@ -463,6 +464,25 @@ def test_urls_are_shown_without_passwords_and_normalised() -> None:
     drivers = ["postgresql", "postgres", "mysql", "mariadb", "postgresql+psycopg"]
     names = [database.normalize_url(f"{driver}://u@h/d").drivername for driver in drivers]
     assert names == [*["postgresql+psycopg"] * 2, *["mysql+pymysql"] * 2, "postgresql+psycopg"]
+    assert database.normalize_url("sqlite+pysqlite:///study.db").drivername == "sqlite+pysqlite"
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("postgresql", ["postgresql+psycopg2", "postgresql+asyncpg", "postgres+pg8000", "postgresql"]),
+        (
+            "mariadb",
+            ["mysql+mysqldb", "mysql+mysqlconnector", "mariadb+pymysql", "mariadb+mariadbconnector", "mysql"],
+        ),
+    ],
+)
+def test_a_url_may_name_another_driver(kind: str, names: list[str], request: pytest.FixtureRequest) -> None:
+    url = server_of(kind, request).new_database(ready=True)
+    make_study(url, 1)
+    for name in names:
+        with opened(f"{name}://{url.partition('://')[2]}") as storage:
+            assert study_id(storage) == 1
 
 
 def test_readers_do_not_wait_for_writers(sqlite_url: str) -> None:
