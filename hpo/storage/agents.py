@@ -49,6 +49,7 @@ AGENTS = sa.Table(
     sa.Column("ended_at", sa.Double),
     sa.Column("ending", sa.String(64)),
     sa.Column("lost_after", sa.Double),
+    sqlite_autoincrement=True,  # an agent of a deleted study may still beat
 )
 
 #: Seconds in which an agent beats several times.

@@ -201,7 +201,7 @@ def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
     revision = _revision(conn)
     if revision is not None and revision != OPTUNA_REVISION:
         raise _wrong_revision(url, revision)
-    models.BaseModel.metadata.create_all(conn)
+    _optunas_tables().create_all(conn)
     ledger.metadata.create_all(conn)
     _add_columns(conn)
     convert_text(conn)
@@ -216,6 +216,16 @@ def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
         config = Config()
         config.set_main_option("script_location", str(Path(models.__file__).parent / "alembic").replace("%", "%%"))
         MigrationContext.configure(conn).stamp(ScriptDirectory.from_config(config), OPTUNA_REVISION)
+
+
+def _optunas_tables() -> sa.MetaData:
+    """Optuna's tables, which on SQLite give no id out again: a worker of a deleted trial may still live."""
+    tables = sa.MetaData()
+    for table in models.BaseModel.metadata.sorted_tables:
+        copy = table.to_metadata(tables)
+        if table in (STUDIES, TRIALS):
+            copy.dialect_kwargs["sqlite_autoincrement"] = True
+    return tables
 
 
 def _add_columns(conn: sa.Connection) -> None:

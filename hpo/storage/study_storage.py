@@ -35,16 +35,18 @@ from sqlalchemy import orm
 from hpo.errors import LeaseLostError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
+from hpo.storage.agents import AGENTS
 from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR, PAUSED_ATTR
 from hpo.storage.budget import lock_study, refuse_beyond_budget
-from hpo.storage.changes import lock_study_of, note_change
+from hpo.storage.changes import CHANGES, lock_study_of, note_change
 from hpo.storage.engines import display_url
 from hpo.storage.guarded import set_attr, set_state
 from hpo.storage.leased import lease_lost
-from hpo.storage.ledger import Owner
+from hpo.storage.ledger import ATTEMPTS, Owner
 from hpo.storage.new_trials import insert_running, is_stored_as, marked
 from hpo.storage.optuna_private import (
     PARAMS,
+    STUDIES,
     TRIAL_SYSTEM_ATTRS,
     TRIAL_USER_ATTRS,
     TRIALS,
@@ -94,7 +96,9 @@ class StudyStorage(GatheringStorage):
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
         """Create a study; DuplicatedStudyError where the name is taken."""
         try:
-            with self._writing():
+            with self.transaction() as session:
+                if self.engine.name == "sqlite":
+                    _forget_what_is_gone(session)
                 return super().create_new_study(directions, study_name)
         except DuplicatedStudyError:
             if not self.patience.tries or study_name is None:
@@ -377,6 +381,12 @@ class StudyStorage(GatheringStorage):
             self.get_trial(absent)
         if self.owner is not None:
             rehearse_a_life(self, study_id, self.owner)
+
+
+def _forget_what_is_gone(session: orm.Session) -> None:
+    """Delete what another tool has left of deleted studies: a file of Optuna's own gives their ids out again."""
+    for table, of in ((AGENTS, STUDIES.c.study_id), (CHANGES, STUDIES.c.study_id), (ATTEMPTS, TRIALS.c.trial_id)):
+        session.execute(sa.delete(table).where(table.c[of.name].not_in(sa.select(of))))
 
 
 def open_storage(

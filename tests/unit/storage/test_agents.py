@@ -17,7 +17,7 @@ from hpo.storage.ledger import Owner
 from hpo.storage.recovery import Sightings
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.agents import end_dead_agents
-from tests.support.owners import NAME, opened, study_id
+from tests.support.owners import NAME, make_study, opened, study_id
 
 JOINING = Joining("slurm:7_0", "cpu", 2, "code", "config", "mark", 60.0)
 
@@ -108,6 +108,29 @@ def test_a_study_is_deleted_with_its_agents(storage: StudyStorage) -> None:
     storage.delete_study(study)
     with storage.engine.connect() as conn:
         assert agents.open_agents(conn, study) == []
+
+
+def test_an_agent_of_a_deleted_study_has_no_part_in_another(storage: StudyStorage) -> None:
+    old = joined(storage)
+    storage.delete_study(study_id(storage))
+    optuna.create_study(study_name=NAME, storage=storage)
+    new = joined(storage)
+    ended(storage, old, SILENT)
+    assert open_agents(storage) == [new]
+
+
+def test_a_study_has_no_agents_of_a_study_that_another_tool_has_deleted(sqlite_url: str) -> None:
+    plain = optuna.storages.RDBStorage(sqlite_url)
+    make_study(sqlite_url, 1)
+    with opened(sqlite_url) as storage:
+        before = study_id(storage)
+        joined(storage)
+        optuna.delete_study(study_name=NAME, storage=plain)
+        make_study(sqlite_url, 1)
+        assert study_id(storage) == before, "Optuna's own tables give the id out again"
+        with storage.engine.connect() as conn:
+            assert agents.open_agents(conn, before) == []
+    plain.engine.dispose()
 
 
 def test_an_agent_is_waited_for_as_long_as_it_waits_for_others(

@@ -328,6 +328,33 @@ def test_a_new_trial_inherits_nothing_with_a_deleted_ones_id(sqlite_url: str, en
     plain.engine.dispose()
 
 
+@pytest.mark.parametrize("tool", ["hpo", "optuna"])
+@pytest.mark.parametrize("enqueued", [0, 1])
+def test_a_worker_of_a_deleted_study_writes_nothing_to_another(sqlite_url: str, tool: str, enqueued: int) -> None:
+    make_study(sqlite_url, 1, enqueued)
+    with (
+        opened(sqlite_url, owner=Owner.current(worker="old")) as first,
+        opened(sqlite_url, owner=Owner.current(worker="new")) as second,
+    ):
+        old = load(first).ask()
+        deleted = study_id(first)
+        if tool == "hpo":
+            second.delete_study(deleted)
+        else:
+            optuna.delete_study(study_name=NAME, storage=sqlite_url)
+        make_study(sqlite_url, 1, enqueued)
+        new = load(second).ask()
+        before = second.get_all_trials(study_id(second))
+        lease = Lease(old._trial_id, first.attempt_of(old._trial_id))
+        writes_of_old = writes(first, old)
+        assert first.beat() == [lease]
+        for name, write in writes_of_old.items():
+            with pytest.raises((LeaseLostError, KeyError)):
+                pytest.fail(f"{name} went through: {write()!r}")
+        assert second.get_all_trials(study_id(second)) == before
+        load(second).tell(new, 1.0)
+
+
 def test_a_stopped_heartbeat_tells_what_it_lost(two_owners: tuple[StudyStorage, ...]) -> None:
     first, second = two_owners
     trial = load(first).ask()
