@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, NoReturn, Self
 
-from hpo.execution.launchers.large_pages import forget
+from hpo.execution.launchers import large_pages, safe_path
 from tests.support.owners import forked
 
 _spawn = multiprocessing.util.spawnv_passfds
@@ -206,7 +206,8 @@ def _fork_or_spawn(path: bytes, words: Sequence[str], passed: Sequence[int]) -> 
             os.closerange(low + 1, high)
         forkserver._forkserver.__init__()
         resource_tracker._resource_tracker.__init__()
-        forget()
+        large_pages.forget()
+        safe_path.forget()
         sys.argv = ["-c"]
         exec(words[-1], {"__name__": "__main__"})
     except SystemExit as end:

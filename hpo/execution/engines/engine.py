@@ -90,8 +90,9 @@ def driver_command(command: Sequence[str]) -> list[str]:
     return [*HPO, *command]
 
 
-#: What starts hpo with the Python that runs now.
-HPO: Final = (sys.executable, "-m", "hpo")
+#: What starts hpo with the Python that runs now, from any folder: -P, for that may be a study's, with its own
+#: `trainer.py`.
+HPO: Final = (sys.executable, "-P", "-m", "hpo")
 
 
 @dataclass(frozen=True)

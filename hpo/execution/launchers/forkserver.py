@@ -16,6 +16,7 @@ from hpo.config.spec import StudySpec
 from hpo.config.variables import in_environment, token_left_out
 from hpo.execution.launchers.imported_once import environment_of
 from hpo.execution.launchers.large_pages import large_pages
+from hpo.execution.launchers.safe_path import safe_path
 from hpo.execution.messages import REQUESTS
 from hpo.search.one_thread import THREADS_VARIABLE
 
@@ -35,7 +36,7 @@ def start_fork_server(spec: StudySpec) -> None:
     )
     _make_room_for_sockets()
     variables = {**environment_of(spec), THREADS_VARIABLE: "1"}
-    with ignored(*REQUESTS), large_pages(), in_environment(variables), token_left_out():
+    with ignored(*REQUESTS), large_pages(), safe_path(), in_environment(variables), token_left_out():
         forkserver.ensure_running()
 
 
@@ -66,7 +67,7 @@ def ignored(*numbers: signal.Signals) -> Iterator[None]:
 def without_interrupt() -> Iterator[None]:
     """What is started inside hears no Ctrl-C; one that comes meanwhile is heard here afterwards."""
     # Its start would let the signal through again.
-    with ignored(*REQUESTS):
+    with ignored(*REQUESTS), safe_path():
         resource_tracker.ensure_running()
     kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -8,7 +8,8 @@ them.
 
 import gc
 
-from hpo.execution.launchers.large_pages import forget
+from hpo.execution.launchers import large_pages, safe_path
 
-forget()
+large_pages.forget()
+safe_path.forget()
 gc.disable()
