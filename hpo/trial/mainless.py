@@ -6,13 +6,19 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from multiprocessing.forkserver import ForkServer
 from multiprocessing.process import BaseProcess
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from hpo.config.variables import TOKEN_ENV, token_left_out, without_token
 from hpo.search.one_thread import THREADS_VARIABLE
+
+#: What our processes are forked from. A program has a fork server of its own beside it: that may have been started
+#: before, without what ours imports.
+SERVER: Final = ForkServer()
 
 #: The environment variables that this process has had when it started others; what is none now was removed.
 _seen: set[str] = set()
@@ -45,12 +51,12 @@ class MainlessProcess(ForkServerProcess):
 
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 - multiprocessing's name
-        with _without_main():
+        with _without_main(), _at_our_server():
             return ForkServerProcess._Popen(process_obj)  # noqa: SLF001
 
 
 class MainlessContext(ForkServerContext):
-    """The fork server's context with such processes."""
+    """The context of our fork server with such processes."""
 
     Process = MainlessProcess
 
@@ -79,3 +85,14 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _at_our_server() -> Iterator[None]:
+    """What is started inside is forked from our server: multiprocessing knows one by itself."""
+    usual = forkserver.connect_to_new_process
+    forkserver.connect_to_new_process = SERVER.connect_to_new_process
+    try:
+        yield
+    finally:
+        forkserver.connect_to_new_process = usual

@@ -44,6 +44,23 @@ OWN = """
 """
 
 
+SERVED = """
+    import multiprocessing
+    import hpo
+
+    def say(what):
+        process = multiprocessing.get_context("forkserver").Process(target=print, args=(what,))
+        process.start()
+        process.join()
+
+    if __name__ == "__main__":
+        say("before")
+        result = hpo.run("study.yaml", ["trainer.max_epochs=1"], n_trials=2, progress=False)
+        print(result.finished, "trials", flush=True)
+        say("after")
+"""
+
+
 def python(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-W", "error", *arguments],
@@ -71,6 +88,12 @@ def test_no_guard_is_needed_for_a_study_file(tmp_path: Path, how: str) -> None:
     assert done.stderr == ""
     logs = "".join(log.read_text() for log in (tmp_path / "runs/tiny/logs").iterdir())
     assert "the script runs" not in logs
+
+
+def test_a_script_has_a_fork_server_of_its_own(tmp_path: Path) -> None:
+    make_study(tmp_path)
+    done = python(tmp_path, str(script(tmp_path, SERVED)))
+    assert done.stdout.splitlines() == ["before", "2 trials", "after"]
 
 
 def test_a_study_with_the_scripts_own_classes(tmp_path: Path) -> None:

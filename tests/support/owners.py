@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import subprocess
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from typing import Any
 
 import optuna
@@ -12,10 +13,12 @@ from optuna.trial import FrozenTrial
 from hpo.storage import ledger, machine
 from hpo.storage.ledger import Owner
 from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.trial import mainless
 
 NAME = "study"
 forked = multiprocessing.get_context("forkserver")
-# A process has one fork server: the supervisor's tests, in the same one, ask for hpo.execution.launchers.preload.
+# One fork server for all: the supervisor's tests, in the same process, ask for hpo.execution.launchers.preload.
+mainless.SERVER = forkserver._forkserver
 forked.set_forkserver_preload(
     [
         "pytest",

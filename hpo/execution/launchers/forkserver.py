@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import multiprocessing.util
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
 from typing import Final
 
 from hpo.config.spec import StudySpec
@@ -19,6 +18,7 @@ from hpo.execution.launchers.large_pages import large_pages
 from hpo.execution.launchers.safe_path import safe_path
 from hpo.execution.messages import REQUESTS
 from hpo.search.one_thread import THREADS_VARIABLE
+from hpo.trial import mainless
 
 #: Bytes of the folder of temporary files that leave room in a socket's address for the names of its own.
 _LONGEST_TMPDIR: Final = 70
@@ -29,15 +29,14 @@ def start_fork_server(spec: StudySpec) -> None:
 
     Signals meant for all processes of a terminal, or of a job, pass it by: the supervisor answers them.
     """
-    context = multiprocessing.get_context("forkserver")
     # The first one stops collections, and the last one freezes what has been imported until then.
-    context.set_forkserver_preload(
+    mainless.SERVER.set_forkserver_preload(
         [f"hpo.execution.launchers.{name}" for name in ("uncollected", "study_imports", "preload")]
     )
     _make_room_for_sockets()
     variables = {**environment_of(spec), THREADS_VARIABLE: "1"}
     with ignored(*REQUESTS), large_pages(), safe_path(), in_environment(variables), token_left_out():
-        forkserver.ensure_running()
+        mainless.SERVER.ensure_running()
 
 
 def _make_room_for_sockets() -> None:

@@ -101,8 +101,8 @@ def test_the_checks_of_a_driver_leave_no_process_behind(tmp_path: Path, monkeypa
     def refuse(*_: object) -> None:
         raise AssertionError("a fork server, which has imported torch, would live as long as the driver")
 
-    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", refuse)
-    monkeypatch.setattr("multiprocessing.forkserver.connect_to_new_process", refuse)
+    monkeypatch.setattr("hpo.trial.mainless.SERVER.ensure_running", refuse)
+    monkeypatch.setattr("hpo.trial.mainless.SERVER.connect_to_new_process", refuse)
     others = multiprocessing.active_children()  # of tests before
     assert prepared(load_spec(make_study(tmp_path)), refuse, here=False) == []
     assert set(multiprocessing.active_children()) <= set(others)

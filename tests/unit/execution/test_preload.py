@@ -42,8 +42,8 @@ def test_its_socket_has_room_where_the_folder_of_temporary_files_has_a_long_name
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     this: Any = multiprocessing.current_process()
     monkeypatch.delitem(this._config, "tempdir", raising=False)
-    monkeypatch.setattr("multiprocessing.forkserver.set_forkserver_preload", lambda _: None)
-    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", listen)
+    monkeypatch.setattr("hpo.trial.mainless.SERVER.set_forkserver_preload", lambda _: None)
+    monkeypatch.setattr("hpo.trial.mainless.SERVER.ensure_running", listen)
     start_fork_server(spec)
     assert opened
     assert tempfile.gettempdir() == str(long)
@@ -52,8 +52,8 @@ def test_its_socket_has_room_where_the_folder_of_temporary_files_has_a_long_name
 def test_it_does_not_have_the_token_of_a_dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inherited: list[str] = []
     monkeypatch.setenv("HPO_DASHBOARD_TOKEN", "a token")
-    monkeypatch.setattr("multiprocessing.forkserver.set_forkserver_preload", lambda _: None)
-    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: inherited.extend(os.environ))
+    monkeypatch.setattr("hpo.trial.mainless.SERVER.set_forkserver_preload", lambda _: None)
+    monkeypatch.setattr("hpo.trial.mainless.SERVER.ensure_running", lambda: inherited.extend(os.environ))
     start_fork_server(load_spec(make_study(tmp_path)))
     assert "PATH" in inherited
     assert "HPO_DASHBOARD_TOKEN" not in inherited
