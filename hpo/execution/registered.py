@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from hpo.config.code import code_identity
-from hpo.execution.engines.engine import PLACEMENT_ENV
 from hpo.storage import agents
 from hpo.storage.agents import Agent, Joining
 from hpo.storage.ledger import Executor, Owner
@@ -31,12 +29,15 @@ class Registered:
         slots: A device and threads for each worker.
         stop_seen: The latest request that all agents leave when this one was placed, which may have waited since;
             None: that of now.
+        placement: Its id at the engine that has placed it.
     """
 
-    def __init__(self, opened: OpenStudy, slots: Sequence[Slot], stop_seen: str | None = None) -> None:
+    def __init__(
+        self, opened: OpenStudy, slots: Sequence[Slot], stop_seen: str | None = None, placement: str = ""
+    ) -> None:
         self._opened = opened
         joining = Joining(
-            placement=os.environ.get(PLACEMENT_ENV, ""),
+            placement=placement,
             devices=", ".join(dict.fromkeys(slot.label for slot in slots)),
             workers=len(slots),
             code=code_identity(opened.spec).hash,
@@ -96,7 +97,11 @@ class Registered:
 
 @contextlib.contextmanager
 def registered(
-    opened: OpenStudy, slots: Sequence[Slot], say: Callable[[str], None], stop_seen: str | None = None
+    opened: OpenStudy,
+    slots: Sequence[Slot],
+    say: Callable[[str], None],
+    stop_seen: str | None = None,
+    placement: str = "",
 ) -> Iterator[Registered]:
     """This process as an agent of a study for the time of the block; where that raises, the agent has failed.
 
@@ -105,8 +110,9 @@ def registered(
         slots: A device and threads for each worker.
         say: As of `Registered.join`, which says what is raised.
         stop_seen: As of `Registered`.
+        placement: As there.
     """
-    this = Registered(opened, slots, stop_seen)
+    this = Registered(opened, slots, stop_seen, placement)
     try:
         this.join(say)
         yield this

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from hpo.config.spec import StudySpec
 from hpo.config.study_modules import forget_modules, public_name
 from hpo.errors import HpoError, InputError, StudyError, refuse_other_systems, refuse_process_groups
+from hpo.execution.engines.engine import PLACEMENT_ENV
 
 if TYPE_CHECKING:
     from hpo.checks.findings import Finding
@@ -102,6 +104,8 @@ def work_on(
         InputError: As `run_study`.
         StudyError: As there; a study without a result is an error for who waits until it has ended.
     """
+    # Taken before anything is started: what a trial leaves running is not to look like the agent.
+    placement = os.environ.pop(PLACEMENT_ENV, "")
     slots = prepared(spec, warn)
     from hpo.study.folders import make_output_folder
 
@@ -109,7 +113,7 @@ def work_on(
         opened = open_()
         try:
             make_output_folder(spec)
-            return _supervised(opened, listen(opened), slots, leave_when_idle, stop_seen)
+            return _supervised(opened, listen(opened), slots, leave_when_idle, stop_seen, placement)
         finally:
             opened.storage.close()
 
@@ -162,6 +166,7 @@ def _supervised(
     slots: list[Slot],
     leave_when_idle: float | None,
     stop_seen: str | None = None,
+    placement: str = "",
 ) -> Ending:
     from hpo.execution.launchers.local import LocalLauncher
     from hpo.execution.messages import Notice
@@ -176,7 +181,10 @@ def _supervised(
         with contextlib.suppress(OSError):  # the reader is gone, which is noticed again
             listener.heard("", Notice(text))
 
-    with sharing_connections(opened.storage, len(slots), say), registered(opened, slots, say, stop_seen) as agent:
+    with (
+        sharing_connections(opened.storage, len(slots), say),
+        registered(opened, slots, say, stop_seen, placement) as agent,
+    ):
         launcher = LocalLauncher(slots, worker_logs(spec), agent.agent.first_worker)
         supervisor = Supervisor(
             opened,

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpo.execution.engines.local import LocalEngine
@@ -127,6 +128,32 @@ def test_agents_are_asked_to_leave(study: Path, how: str) -> None:
     status = hpo_json("status", study)
     assert (status["running"], status["agents"]) == (0, [])
     assert {each.outcome for each in ledger_of(study)} <= {"requeued", "complete"}
+
+
+LEAVING = """
+import subprocess
+from pathlib import Path
+
+def run(trial, lr):
+    left = subprocess.Popen(["sleep", "60"], start_new_session=True, stdin=subprocess.DEVNULL)
+    Path(__file__).with_name("left").write_text(str(left.pid))
+    trial.report(1, val_loss=lr)
+"""
+
+
+def test_what_a_trial_leaves_running_is_no_agent(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LEAVING)
+    (study := tmp_path / "study.yaml").write_text(
+        "study: {name: tiny, n_trials: 1, sampler: random}\n"
+        "objective: {_target_: train.run, lr: 1.0}\n"
+        "search_space: {objective.lr: {type: float, low: 0.1, high: 1.0}}\n"
+    )
+    with none_left(study):
+        hpo("run", study, "--on", "local", "--workers", 1)
+        left = psutil.Process(int((tmp_path / "left").read_text()))
+        assert left.status() != psutil.STATUS_ZOMBIE
+        assert not found(study)
+        left.kill()
 
 
 def test_a_study_in_python_is_run_by_agents_elsewhere(tmp_path: Path) -> None:

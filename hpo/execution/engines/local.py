@@ -1,7 +1,7 @@
 """Agents as processes of this machine, each in a session of its own: they live on when their driver dies.
 
-Nothing about them is stored: an agent is the first process of its session, and has the id of its placement in its
-environment, where any other driver finds it.
+Nothing about them is stored: an agent is the first process of its session, and has been started with the id of its
+placement in its environment, where any other driver finds it. What an agent starts is started without that.
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ class LocalEngine:
         """The living agents of this study that run on this machine."""
         found = []
         for process in psutil.process_iter():
-            # Workers have the agent's environment, too; the agent is the first of its session.
             with contextlib.suppress(psutil.Error, OSError):
                 if os.getsid(process.pid) != process.pid:
                     continue
