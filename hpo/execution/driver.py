@@ -12,9 +12,13 @@ import time
 from dataclasses import replace
 from typing import Final
 
+from optuna.trial import TrialState
+
+from hpo.errors import StudyError
 from hpo.execution.engines.engine import AgentOrder, Engine
+from hpo.execution.failures import Failures
 from hpo.execution.fleet import Fleet
-from hpo.execution.messages import Heard, Notice, Tick
+from hpo.execution.messages import EpochsEnded, Heard, Message, Notice, Started, Tick
 from hpo.execution.observer import Observer
 from hpo.execution.signals import Signals, at_terminal, heard
 from hpo.execution.supervisor import Ending, Reporter
@@ -23,6 +27,7 @@ from hpo.storage.agents import stop_request
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import LOST, STOPPED, Settled, Verdict
 from hpo.study.open_study import OpenStudy
+from hpo.trial.report import TrialReport
 
 #: Seconds between two looks at the engine and the study.
 _TICK: Final = 1.0
@@ -68,7 +73,9 @@ class Driver:
             self._stop_seen = stop_request(conn, opened.study_id)
         # An agent that has to wait for its machine hears what is asked of all meanwhile.
         order = replace(order, arguments=(*order.arguments, f"--stop-seen={self._stop_seen}"))
-        self._fleet = Fleet(engine, order, self._most, lambda news: self._notify("", news))
+        retries = opened.spec.run.max_retries
+        self._fleet = Fleet(engine, order, self._most, lambda news: self._notify("", news), retries)
+        self._failures = Failures(opened, self._most)
         self._observer: Observer | None = None
         self._ending: Ending | None = None
         self._leaving: Ending | None = None
@@ -82,7 +89,8 @@ class Driver:
 
         Raises:
             DatabaseError: The database fails permanently; agents are left.
-            StudyError: Agents keep dying; those that are left have been asked to leave.
+            StudyError: Agents keep dying, or the first trials fail alike; agents that are left have been asked to
+                leave.
         """
         with heard(_SIGNALS) as signals:
             try:
@@ -128,10 +136,27 @@ class Driver:
                 if self._observer is None:
                     self._observer = Observer(self._opened)
                 for label, said in self._observer.look():
-                    self._fleet.progressed()
                     self._notify(label, said)
+                    self._judge(said)
         except DatabaseAwayError:  # the upkeep says so
             return
+
+    def _judge(self, said: Message | Settled) -> None:
+        """Take note of what is progress, and of what means that the study is broken."""
+        if isinstance(said, Started):
+            self._fleet.started()
+        elif isinstance(said, EpochsEnded) or _ends_a_trial(said):
+            self._fleet.progressed()
+        if self._ending is not None:
+            return
+        try:
+            if isinstance(said, Settled):
+                self._failures.settled([said])
+            elif isinstance(said, TrialReport):
+                self._failures.hear(said, self._opened.spec.output_dir)
+        except StudyError:
+            self._fleet.drain()
+            raise
 
     # ---- the end
 
@@ -210,3 +235,10 @@ class Driver:
         except OSError:  # the terminal has been closed, or what read our output has ended
             self._reporter = lambda *_: None
             self._leaving = Ending.DETACHED
+
+
+def _ends_a_trial(said: Message | Settled) -> bool:
+    """Whether a trial has ended or is paused; not where only an attempt at it has ended."""
+    if isinstance(said, Settled):
+        return said.state != TrialState.WAITING
+    return isinstance(said, TrialReport) and (said.outcome is not None or said.paused)

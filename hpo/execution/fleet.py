@@ -45,19 +45,27 @@ class Fleet:
         order: What each of them is to do.
         most: How many there may be.
         report: Called with what a person should know.
+        retries: How many deaths a trial survives.
     """
 
     def __init__(
-        self, engine: Engine, order: AgentOrder, most: int, report: Callable[[AgentNews | Notice], None]
+        self,
+        engine: Engine,
+        order: AgentOrder,
+        most: int,
+        report: Callable[[AgentNews | Notice], None],
+        retries: int = 0,
     ) -> None:
         self._engine = engine
         self._order = order
         self._most = most
         self._report = report
+        self._retries = retries
         self._hosts: dict[Placement, str] = {}
         self._away = False
         self._draining: set[Placement] | None = None
         self._deaths = 0
+        self._has_started = False
         self._died_at = -math.inf
         self._pause = 0.0
 
@@ -71,9 +79,18 @@ class Fleet:
         """Their ids at the engine."""
         return {placement.id for placement in self._hosts}
 
+    @property
+    def _deaths_allowed(self) -> int:
+        # A trial that kills its agents is to come to its own end, and that to be seen, before the study does.
+        return self._most * (max(_DEATHS, self._retries + 2) if self._has_started else _DEATHS)
+
+    def started(self) -> None:
+        """Note that a trial has started since something was done."""
+        self._has_started = True
+
     def progressed(self) -> None:
         """Note that something was done in the study: earlier deaths count no more."""
-        self._deaths = 0
+        self._deaths, self._has_started = 0, False
 
     def adopt(self) -> None:
         """Take over agents that other drivers of this study have placed."""
@@ -158,7 +175,7 @@ class Fleet:
         now, before = time.monotonic(), self._died_at
         self._died_at = now
         self._pause = _FIRST_PAUSE if now - before > _CALM else min(_LONGEST_PAUSE, 2 * self._pause)
-        if self._deaths >= _DEATHS * self._most:
+        if self._deaths >= self._deaths_allowed:
             where = self._engine.logs(ended.placement)
             raise StudyError(
                 f"{self._deaths} agents died with nothing done in the study meanwhile\n"

@@ -281,6 +281,60 @@ def test_agents_that_die_with_nothing_done_end_the_run(studies: Studies, monkeyp
     assert engine.asked[-1][0] == "close"
 
 
+@pytest.mark.parametrize(("retries", "deaths"), [(0, 3), (3, 5)])
+def test_trials_that_start_and_are_requeued_do_not_excuse_the_deaths_of_agents(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, retries: int, deaths: int
+) -> None:
+    class Dying(PaperEngine):
+        """Its agents take a trial, which is seen, and then die."""
+
+        held, looks = 0, 0
+
+        def place(self, order: AgentOrder, count: int) -> list[Placement]:
+            self.held, self.looks = ask(working)[0]._trial_id, 0
+            assert len(self.placed) < 9
+            return super().place(order, count)
+
+        def changes(self) -> Iterator[Change]:
+            self.looks += 1
+            if self.looks == 2:
+                working.storage.requeue(self.held, "interrupted")
+                self.news.append(Ended(self.placed[-1], "exit code 1", in_order=False))
+            return super().changes()
+
+    monkeypatch.setattr("hpo.execution.fleet._FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("hpo.execution.driver._TICK", 0.0)
+    monkeypatch.setattr("hpo.execution.driver._LOOK_SHARE", 0)
+    heard: list[Any] = []
+    with studies.open(f"run.max_retries={retries}", views=2) as (view, working):
+        driver = Driver(view, Dying(), order_of(view), (1, 1), lambda _, said: heard.append(said))
+        with pytest.raises(StudyError, match=f"{deaths} agents died with nothing done in the study meanwhile"):
+            driver.run()
+    assert len([said for said in heard if isinstance(said, Started)]) == deaths
+
+
+def test_first_trials_that_are_lost_alike_end_the_run(studies: Studies) -> None:
+    engine = PaperEngine()
+    with studies.open("run.max_retries=0", views=2) as (watching, working):
+        driver = Driver(watching, engine, order_of(watching), (1, 1), lambda *_: None)
+        driver._observe()
+
+        def lose_a_trial() -> None:
+            driver._fleet.grow(1)
+            as_agent(working, engine.placed[-1].id)
+            ask(working)
+            engine.news.append(NodeGone(engine.placed[-1], "far"))
+            driver._take_changes()
+            driver._fleet.grow(1)
+            driver._observe()
+
+        lose_a_trial()
+        lose_a_trial()
+        with pytest.raises(StudyError, match=r"the first 3 trials failed alike:\n  .*its machine far is gone"):
+            lose_a_trial()
+        assert ("drain", engine.placed[-1]) in engine.asked
+
+
 def test_upkeep_that_takes_long_does_not_put_off_the_looks_at_the_study(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
