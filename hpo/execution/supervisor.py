@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
+from hpo.errors import StudyError
 from hpo.execution.failures import Failures
 from hpo.execution.launchers.launcher import Launcher, Said, WorkerEnded
 from hpo.execution.limits import Limits
@@ -59,7 +60,7 @@ class Supervisor:
         report: Called with a worker's label and each message of its; an OSError of it means that the reader
             is gone, which is a request to stop.
         timeout: Seconds until workers are asked to checkpoint their trials and stop; None for no limit.
-        grace: Seconds that a worker has to end a trial that broke a limit, or whose database is gone, before
+        grace: Seconds that a worker has to end a trial that broke a limit, or whose study has failed, before
             it is killed.
         registered: This agent's row in the study's table; None for one that is not to be seen.
         leave_when_idle: Seconds without a trial that could be taken after which it leaves, and does not wait for
@@ -93,7 +94,7 @@ class Supervisor:
         self._ended_one = False
         self._noted: set[str] = set()
         self._next_tick = 0.0
-        self._failed: DatabaseError | None = None
+        self._failed: StudyError | None = None
         self._kill_at = math.inf
 
     def run(self) -> Ending:
@@ -104,8 +105,8 @@ class Supervisor:
         for a later run.
 
         Raises:
-            DatabaseError: The database fails permanently. Workers have been asked to checkpoint and leave.
-            StudyError: The study failed: its trials fail alike from the start, or workers keep dying.
+            StudyError: The database fails permanently (`DatabaseError`), or the study failed: its trials fail
+                alike from the start, or workers keep dying. Workers have been asked to checkpoint and leave.
         """
         with heard(_SIGNALS) as signals:
             try:
@@ -117,7 +118,7 @@ class Supervisor:
                 while self._workers or (self._ending is Ending.DONE and not self._has_ended()):
                     try:
                         self._wait(signals)
-                    except DatabaseError as error:
+                    except StudyError as error:
                         self._give_up(error)
             finally:
                 self._kill_all()
@@ -262,11 +263,11 @@ class Supervisor:
             self._notify("", Notice("nothing to do: leaving"))
             self._ask_to_stop(Ending.IDLE)
 
-    def _give_up(self, error: DatabaseError) -> None:
-        """Let workers write checkpoints of what can't be stored any more; then the error ends the run."""
+    def _give_up(self, error: StudyError) -> None:
+        """Let workers write checkpoints, also of what can't be stored any more; then the error ends the run."""
         if self._failed is None:
             self._failed, self._kill_at = error, time.monotonic() + self._grace
-            self._notify("", Notice(f"stopping: {str(error).partition(chr(10))[0]}"))
+            self._notify("", Notice(f"stopping: {str(error).partition(chr(10))[0].removesuffix(':')}"))
             self._ask_to_stop(Ending.INTERRUPTED)
 
     def _ask_to_stop(self, ending: Ending) -> None:

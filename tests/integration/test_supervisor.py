@@ -156,6 +156,24 @@ class Small(Explode):
         return super().forward(outputs, targets)
 
 
+class First(Explode):
+    """Trains in the first trial, and fails in the others once that trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = Path(__file__).parent / "begun"
+        try:
+            (Path(__file__).parent / "first").touch(exist_ok=False)
+        except FileExistsError:
+            while not self.begun.exists():
+                time.sleep(0.01)
+            raise ValueError("no room left")
+
+    def forward(self, outputs, targets):
+        self.begun.touch()
+        return super().forward(outputs, targets)
+
+
 class Pid(Explode):
     """Leaves the process's number behind, and fails in the second and fourth trial."""
 
@@ -344,6 +362,14 @@ def test_workers_that_die_again_and_again_stop_the_study(studies: Studies) -> No
 def test_a_study_whose_first_trials_fail_alike_stops_with_the_error(studies: Studies) -> None:
     with pytest.raises(StudyError, match="the first 3 trials failed alike:\n  RuntimeError: the data is broken"):
         supervise(studies, "data.broken=true", launch=InProcessLauncher)
+
+
+def test_a_study_that_fails_keeps_what_a_trial_has_trained_of_its_epoch(studies: Studies) -> None:
+    overrides = ("loss={_target_: faults.First}", "model.delay=0.2", "loader.batch_size=1", "study.n_trials=9")
+    with pytest.raises(StudyError, match="the first 3 trials failed alike:\n  ValueError: no room left"):
+        supervise(studies, *overrides, workers=2, grace=60)
+    assert status(studies, *overrides)["running"] == 0
+    assert len(list(studies.folder.rglob("checkpoints/*.pt"))) == 1
 
 
 def test_trials_that_fail_after_one_has_succeeded_stop_nothing(studies: Studies) -> None:
