@@ -147,6 +147,8 @@ class Supervisor:
         if self._launcher.wait(max(0.0, self._next_tick - time.monotonic()), signals.wake):
             self._hear_signals(signals)
         self._take_changes()
+        if self._ending is not Ending.DONE:
+            self._kill_loading()
         if self._ended_one:
             self._stop_at_goal()
         if time.monotonic() >= self._next_tick:
@@ -273,6 +275,12 @@ class Supervisor:
     def _ask_to_stop(self, ending: Ending) -> None:
         self._ending = ending
         self._launcher.drain()
+
+    def _kill_loading(self) -> None:
+        """End workers that load what trials need: they hear no request meanwhile, and hold no trial."""
+        for worker in self._workers.values():
+            if not worker.ready:
+                worker.kill()
 
     def _hear_signals(self, signals: Signals) -> None:
         signals.take()

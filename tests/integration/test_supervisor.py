@@ -80,7 +80,7 @@ def counted():
 
 def slow_data(seconds):
     time.sleep(seconds)
-    return load()
+    return counted()
 
 
 def with_thread():
@@ -497,6 +497,12 @@ def test_output_whose_reader_is_gone_interrupts_the_trials(studies: Studies) -> 
         ending = Supervisor(view, InProcessLauncher(deal(["cpu"], 2), worker_logs(view.spec)), closed).run()
         assert ending is Ending.INTERRUPTED
         assert study_status(view)["running"] == 0
+
+
+def test_workers_that_load_data_are_not_waited_for_at_the_end(studies: Studies) -> None:
+    ending, _ = supervise(studies, "data={_target_: faults.slow_data, seconds: 25}", workers=2, timeout=1.0)
+    assert ending is Ending.TIMEOUT
+    assert not (studies.folder / "loaded").exists()
 
 
 def test_a_timeout_puts_running_trials_down(studies: Studies) -> None:
