@@ -412,14 +412,6 @@ def map_tensors(function: Callable[[Any], Any], batch: Any, whole: Any = ()) -> 
     return batch
 
 
-def batch_length(batch: Any) -> int:
-    """Samples in a batch: the first dimension of its first tensor; 1 where there is none."""
-    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor) and batch[0].dim():
-        return batch[0].shape[0]  # nearly always
-    first = next(tensors_in(batch), None)
-    return 1 if first is None or not first.dim() else first.shape[0]
-
-
 def tensors_in(batch: Any) -> Iterator[Tensor]:
     """Every tensor in a batch, in order."""
     if isinstance(batch, Tensor):

@@ -173,12 +173,12 @@ class EpochMetrics:
         if len(accumulator.values) >= _FOLD:
             accumulator.fold()
 
-    def measure(self, prefix: str, outputs: Any, targets: Any, samples: float) -> None:
+    def measure(self, prefix: str, outputs: Any, targets: Any, samples: Tensor | float) -> None:
         """Hand one batch of so many samples to all metrics; gradients are off."""
         for name, function in self._functions.items():
             self.record(f"{prefix}_{name}", function(outputs, targets), samples)
         if self.objects:
-            self.objects.update(prefix, outputs, targets, counts=samples > 0)
+            self.objects.update(prefix, outputs, targets, counts=isinstance(samples, Tensor) or samples > 0)
 
     def latest(self, name: str, count: int) -> tuple[list[Tensor], list[Tensor | float]]:
         """The latest values recorded under a name, on the device, and their weights, n ≤ count ≤ `KEPT` of each.

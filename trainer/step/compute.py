@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
-from trainer.data.batches import batch_length
+from trainer.data.lengths import known_length, samples_in
 from trainer.state import BACKWARD, BATCH, ZERO_GRAD
 from trainer.step.optimizer_step import OptimizerStep
 from trainer.step.parts import is_compiled
@@ -159,10 +159,15 @@ class Compute(OptimizerStep):
             with torch.no_grad():
                 recorder.measure(prefix, *compared, self._samples())
 
-    def _samples(self) -> float:
-        """Samples of the batch; of another process's there are none."""
+    def _samples(self) -> Tensor | float:
+        """Samples of the batch, or its weight where they are not known; of another process's there are none."""
         state = self._trainer.state
-        return 0.0 if state.absent else float(batch_length(state.batch))
+        if state.absent:
+            return 0.0
+        length = known_length(state.batch)
+        if length is None and state.weight is not None:
+            return state.weight
+        return float(samples_in(state.batch) if length is None else length)
 
     def _own_name(self, name: str) -> str:
         if name in self._trainer.metrics:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainer.data.batches import batch_length
+from trainer.data.lengths import samples_in
 from trainer.metrics.denominators import denominator_of
 
 Weight = Tensor | float | None
@@ -88,7 +88,7 @@ class SupervisedStep:
         if not isinstance(loss, Tensor):
             raise TypeError(f"a loss returns a tensor of one number, not {type(loss).__name__}")
         if self._denominator is None:
-            return StepResult(loss, outputs, float(batch_length(batch)))
+            return StepResult(loss, outputs, float(samples_in(batch)))
         return StepResult(loss, outputs, self._denominator(loss, outputs, targets))
 
     def predict(self, model: nn.Module, batch: Any) -> Any:
@@ -126,13 +126,13 @@ def split_output(output: StepOutput, batch: Any) -> StepResult:
     if type(output) is StepResult:
         return output
     if isinstance(output, Tensor):
-        return StepResult(output, None, float(batch_length(batch)))
+        return StepResult(output, None, float(samples_in(batch)))
     if not isinstance(output, Mapping) or not isinstance(output.get("loss"), Tensor):
         raise TypeError(f"a step returns a loss tensor or a mapping with 'loss', not {type(output).__name__}")
     loss = output["loss"]
     extra = {key: value for key, value in output.items() if key not in {"loss", "outputs", "weight"}}
     if "weight" not in output:
-        return StepResult(loss, output.get("outputs"), float(batch_length(batch)), extra)
+        return StepResult(loss, output.get("outputs"), float(samples_in(batch)), extra)
     weight = _checked_weight(output["weight"], loss.device)
     return StepResult(loss, output.get("outputs"), weight, extra, fixed=not isinstance(weight, float))
 

@@ -13,7 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from tests.unit.trainer.support import assert_same, quick
 from trainer import BatchOptions
-from trainer.data.batches import Batches, LoaderBatches, TensorBatches, batch_length, make_batches, to_device
+from trainer.data.batches import Batches, LoaderBatches, TensorBatches, make_batches, to_device
+from trainer.data.lengths import batch_length
 from trainer.data.random_state import seed_all
 
 CPU = torch.device("cpu")
@@ -227,28 +228,6 @@ class TestLoaders:
 class Noise(Numbers):
     def __getitem__(self, index: int) -> Any:
         return torch.rand(())
-
-
-class TestBatchLength:
-    @pytest.mark.parametrize(
-        ("batch", "length"),
-        [
-            (torch.zeros(3, 2), 3),
-            ((torch.zeros(4), torch.zeros(4)), 4),
-            ([torch.zeros(5)], 5),
-            ({"x": torch.zeros(6, 1)}, 6),
-            ({"pair": (torch.zeros(7), torch.zeros(7))}, 7),
-            ((["a", "b"], torch.zeros(2, 3)), 2),
-            ({"name": ["a", "b", "c"], "x": torch.zeros(3)}, 3),
-            (torch.tensor(1.0), 1),
-            ("text", 1),
-            ((), 1),
-            (None, 1),
-        ],
-        ids=str,
-    )
-    def test_is_that_of_the_first_tensor(self, batch: Any, length: int) -> None:
-        assert batch_length(batch) == length
 
 
 def test_to_device_looks_through_containers_and_keeps_their_types() -> None:

@@ -1,0 +1,124 @@
+"""How many samples a batch holds, which is what its numbers count by where the step gives no weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+_PLAIN = (str, bytes, int, float, complex, type(None))
+
+
+def samples_in(batch: Any) -> int:
+    """Samples in a batch.
+
+    Raises:
+        ValueError: Nothing tells how many there are.
+    """
+    length = known_length(batch)
+    if length is None:
+        raise ValueError(
+            f"a batch is a {type(batch).__name__} that does not say how many samples it holds, and its loss "
+            "and metrics count by that: let the step return 'weight', the number of samples (tokens, nodes) that "
+            "its loss is the mean of; or let batches be (inputs, targets) with targets that are a tensor"
+        )
+    return length
+
+
+def batch_length(batch: Any) -> int:
+    """Samples in a batch; 1 where nothing tells."""
+    length = known_length(batch)
+    return 1 if length is None else length
+
+
+def known_length(batch: Any) -> int | None:
+    """Samples in a batch; None where nothing tells.
+
+    A tensor that comes first tells by its first dimension, then a pair's targets. Else the tensors tell where all
+    have the same one, and lists of samples, such as images of many sizes, by their entries. A batch that is one
+    value, such as a number, counts as one.
+    """
+    kind = type(batch)
+    if (kind is tuple or kind is list) and batch and isinstance(first := batch[0], Tensor) and first.dim():
+        return first.shape[0]  # nearly always
+    if isinstance(batch, _PLAIN):
+        return 1
+    if _is_array(batch):
+        own = _own_length(batch)
+        return 1 if own is None else own
+    if isinstance(batch, Mapping):
+        for value in batch.values():
+            if isinstance(value, Tensor) and value.dim():
+                return value.shape[0]
+        return _by_parts(batch, tuple(batch.values()))
+    if isinstance(batch, list | tuple):
+        return _of_sequence(batch)
+    return _by_agreement(tuple(_attributes(batch)))
+
+
+def _of_sequence(batch: Sequence[Any]) -> int | None:
+    if not batch:
+        return 1
+    if isinstance(batch[0], Tensor) and batch[0].dim():
+        return batch[0].shape[0]
+    if len(batch) == 2 and (of_targets := _own_length(batch[1])) is not None:
+        return of_targets
+    if all(isinstance(part, _PLAIN) for part in batch):
+        return len(batch) if isinstance(batch, list) else 1
+    return _by_parts(batch, batch)
+
+
+def _by_parts(batch: Any, parts: Sequence[Any]) -> int | None:
+    """What the parts of a batch tell, none of which is known to be tensors of [samples, …]."""
+    lists = [part for part in parts if isinstance(part, list | tuple) and not _is_array(part)]
+    for part in lists:  # strings and numbers: nothing is made of them but lists of samples
+        if part and all(isinstance(item, _PLAIN) for item in part):
+            return len(part)
+    entries = {len(part) for part in lists} if len(lists) == len(parts) else set()
+    one_by_one = len(lists) > 1 and all(isinstance(item, Mapping) for item in lists[-1])  # as boxes of images
+    if len(entries) == 1 and one_by_one and all(isinstance(item, Tensor) for item in lists[0]):
+        return entries.pop()
+    common = _by_agreement(parts)
+    if common is not None:
+        return common
+    if len(entries) == 1:
+        return entries.pop()
+    if isinstance(batch, list) and all(isinstance(part, Mapping) for part in parts):
+        return len(batch)
+    telling = (part for part in parts if isinstance(part, Mapping) or _is_array(part))
+    return next((length for part in telling if (length := known_length(part)) is not None), None)
+
+
+def _by_agreement(parts: Sequence[Any]) -> int | None:
+    """The first dimension of all tensors, where it is one."""
+    lengths = {_own_length(array) for part in parts for array in _arrays(part)}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def _arrays(part: Any) -> Iterator[Any]:
+    if _is_array(part):
+        yield part
+    elif isinstance(part, Mapping | list | tuple):
+        for item in part.values() if isinstance(part, Mapping) else part:
+            yield from _arrays(item)
+
+
+def _is_array(item: Any) -> bool:
+    return isinstance(item, Tensor | PackedSequence | np.ndarray)
+
+
+def _own_length(item: Any) -> int | None:
+    if isinstance(item, PackedSequence):  # its data are the steps of all sequences; these sizes lie on the CPU
+        return int(item.batch_sizes[0])
+    return int(item.shape[0]) if _is_array(item) and item.ndim else None
+
+
+def _attributes(batch: Any) -> Iterator[Any]:
+    if is_dataclass(batch):
+        yield from (getattr(batch, field.name) for field in fields(batch))
+    else:
+        yield from getattr(batch, "__dict__", {}).values()
