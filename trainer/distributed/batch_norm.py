@@ -22,15 +22,22 @@ from trainer.step.parts import bare_model
 class SyncedBatchNorm(Callback):
     """Lets the batch norms of the model see the whole batch, from the start of a fit to its end.
 
+    Without gradients, as those of a teacher, they do so while a training step is computed, which all processes do:
+    what a hook computes may be its own process's affair.
+
     Args:
         group: The processes.
+
+    Attributes:
+        in_step: Whether a training step is being computed.
     """
 
     priority = -(10**6) + 1
-    transient = ("_changed",)
+    transient = ("_changed", "in_step")
 
     def __init__(self, group: Processes) -> None:
         self._group = group
+        self.in_step = False
         self._changed: list[tuple[nn.Module, type[nn.Module]]] = []
 
     def on_fit_start(self, trainer: TrainerView) -> None:
@@ -40,9 +47,17 @@ class SyncedBatchNorm(Callback):
             for module in bare_model(trainer.model).modules()
             if isinstance(module, _BatchNorm)
         ]
-        kinds = {kind: _synced(kind, self._group, trainer.state) for _, kind in self._changed}
+        kinds = {kind: self._synced(kind, trainer.state) for _, kind in self._changed}
         for module, kind in self._changed:
             module.__class__ = kinds[kind]
+
+    def on_after_forward(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """The step is computed; its beginning is `StepStart`'s, which comes last there."""
+        self.in_step = False
+
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """It may have been raised in the step."""
+        self.in_step = False
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Change them back."""
@@ -50,19 +65,36 @@ class SyncedBatchNorm(Callback):
             module.__class__ = kind
         self._changed = []
 
+    def _synced(self, kind: type[Any], state: TrainState) -> type[Any]:
+        """The subclass of a class of batch norms that asks the group."""
+        group = self._group
 
-def _synced(kind: type[Any], group: Processes, state: TrainState) -> type[Any]:
-    """The subclass of a class of batch norms that asks the group."""
+        def forward(norm: Any, input: Tensor) -> Tensor:  # noqa: A002 - torch's name of it
+            if not norm.training or not (self.in_step or torch.is_grad_enabled()):
+                return kind.forward(norm, input)  # type: ignore[no-any-return]
+            norm._check_input_dim(input)  # noqa: SLF001 - this is its method
+            return _normalised(norm, input, group, absent=state.absent)
 
-    def forward(self: Any, input: Tensor) -> Tensor:  # noqa: A002 - torch's name of it
-        if not self.training or not torch.is_grad_enabled():
-            return kind.forward(self, input)  # type: ignore[no-any-return]
-        self._check_input_dim(input)
-        return _normalised(self, input, group, absent=state.absent)
+        if "torch._dynamo" in sys.modules:  # a compiled model leaves its graph here, to ask the others
+            forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+        return type(f"Synced{kind.__name__}", (kind,), {"forward": forward})
 
-    if "torch._dynamo" in sys.modules:  # a compiled model leaves its graph here, to ask the others
-        forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
-    return type(f"Synced{kind.__name__}", (kind,), {"forward": forward})
+
+class StepStart(Callback):
+    """Says, after all other hooks, that a training step is going to be computed.
+
+    Args:
+        norms: Who asks.
+    """
+
+    priority = 10**6
+
+    def __init__(self, norms: SyncedBatchNorm) -> None:
+        self._norms = norms
+
+    def on_before_forward(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """See `SyncedBatchNorm.in_step`."""
+        self._norms.in_step = True
 
 
 def _normalised(norm: Any, inputs: Tensor, group: Processes, *, absent: bool) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
 from trainer.distributed.agreement import agreed, wishes
-from trainer.distributed.batch_norm import SyncedBatchNorm
+from trainer.distributed.batch_norm import StepStart, SyncedBatchNorm
 from trainer.distributed.gradients import GradientSum
 from trainer.distributed.group import Group
 from trainer.distributed.parts import is_part
@@ -224,7 +224,9 @@ def callbacks_of(group: Group, *, sync_batchnorm: bool) -> list[Callback]:
     """The callbacks that a run needs because of its group."""
     if not isinstance(group, Processes):
         return []
-    norm = [SyncedBatchNorm(group)] if sync_batchnorm else []
+    norm: list[Callback] = []
+    if sync_batchnorm:
+        norm = [norms := SyncedBatchNorm(group), StepStart(norms)]
     gradients: Callback = GradientSum(group)
     if group.strategy == "fsdp":
         from trainer.distributed.part_gradients import PartGradients  # which loads half of torch.distributed

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from tests.unit.trainer.support import At, interrupt_at, make_model, make_trainer, regression
@@ -103,6 +104,25 @@ def cnn() -> nn.Module:
         nn.ReLU(),
         nn.Linear(8, 2),
     )
+
+
+class Taught(nn.Module):
+    """A model with a batch norm in a teacher, which takes no gradients, and in a part that is computed twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)
+        self.teacher = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            taught = self.teacher(inputs)
+        values = self.first(inputs)
+        if self.training:
+            values = checkpoint(lambda part: self.norm(part).tanh(), values, use_reentrant=True)
+        else:
+            values = self.norm(values).tanh()
+        return self.last(values) + taught
 
 
 def channels_last() -> nn.Module:
@@ -197,6 +217,7 @@ VARIANTS: dict[str, Build] = {
     "channels last": lambda: {"model": channels_last(), "data": pictures},
     "complex": lambda: {"model": Turned()},
     "compiled cnn": lambda: {"model": cnn(), "data": pictures, "compile": {"backend": "eager"}},
+    "teacher": lambda: {"model": Taught()},
     "cnn, accumulation, weighted": lambda: {
         "model": cnn(),
         "data": pictures,
@@ -545,6 +566,19 @@ def statistics(sync_batchnorm: bool) -> tuple[Tensor, list[str]]:
     trainer, train, val = build("cnn", sync_batchnorm=sync_batchnorm)
     trainer.fit(train, val)
     return trainer.model[1].running_mean.clone(), [type(module).__name__ for module in trainer.model]
+
+
+def looked_at_by_one() -> int:
+    """The steps of a run where a hook of rank 0 alone computes the model in training mode, with no gradients."""
+
+    def look(trainer: Any) -> None:
+        if rank() == 0:
+            with torch.no_grad():
+                trainer.model(torch.zeros(4, 1, 6, 6))
+
+    events = ("on_fit_start", "on_before_forward", "on_after_forward", "on_train_batch_end", "on_epoch_end")
+    trainer, train, val = build("cnn", [At(event, look) for event in events], max_epochs=1)
+    return trainer.fit(train, val).step
 
 
 def under_contract(name: str, folder: str, strategy: str = "ddp") -> Any:

@@ -8,6 +8,7 @@ from tests.unit.trainer.distributed.runs import (
     defaults_before_the_group,
     evaluated_untrained,
     learned_by_the_loss,
+    looked_at_by_one,
     refused,
     scaled,
     statistics,
@@ -66,3 +67,7 @@ def test_statistics_are_equal_at_the_end_and_classes_as_before(two: Ranks, sync_
     assert torch.equal(mean, other)
     assert torch.allclose(mean, expected, atol=1e-6) == sync_batchnorm
     assert kinds == classes
+
+
+def test_one_process_may_look_at_a_model_with_batch_norm_without_gradients(two: Ranks) -> None:
+    assert two.values(looked_at_by_one) == [looked_at_by_one()] * 2
