@@ -166,24 +166,29 @@ class CallbackRunner:
         return "\n".join(f"{callback.priority:>4} {callback.name}" for callback in self.callbacks)
 
 
-def fire_isolated(hooks: Iterable[Hook], trainer: TrainerView, *args: Any) -> list[BaseException]:
-    """Call every hook even if one fails; returns the errors in order."""
-    errors: list[BaseException] = []
+def fire_isolated(errors: list[BaseException], hooks: Iterable[Hook], trainer: TrainerView, *args: Any) -> None:
+    """Call every hook even if one fails; the errors are appended in order."""
     for hook in hooks:
         try:
             if (returned := hook(trainer, *args)) is not None:
                 refuse_flags(hook, returned)
         except BaseException as error:  # noqa: BLE001 - the caller raises the first of them
             errors.append(error)
-    return errors
 
 
-def raise_first(errors: Sequence[BaseException]) -> None:
-    """Raise the first of a run's errors, type unchanged, if there are any; the others are logged."""
-    for other in errors[1:]:
-        logger.error("a callback failed at the end of the run", exc_info=other)
-    if errors:
-        raise errors[0]
+def raise_first(errors: list[BaseException]) -> None:
+    """Raise the first of a run's errors, type unchanged, if there are any; the others are logged.
+
+    The list is empty then. An error holds the variables of the functions that it came through, a batch's
+    activations among them: one of these that held the error in turn would keep all until garbage is collected.
+    """
+    try:
+        for number in range(1, len(errors)):
+            logger.error("a callback failed at the end of the run", exc_info=errors[number])
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()
 
 
 def hooks_of(callback: Callback) -> dict[str, Hook]:

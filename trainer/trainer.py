@@ -279,7 +279,7 @@ class Trainer:
 
     def _guarded(self, work: Callable[[], None], *, training: bool) -> None:
         """Run ``work`` after setup; on_fit_end and teardown always follow; errors keep their type."""
-        error: BaseException | None = None
+        errors: list[BaseException] = []
         self.running = True
         self.state.batches_per_step, self.state.drops_last_step = 1, False
         try:
@@ -293,23 +293,26 @@ class Trainer:
                 begin_training(self.model)
             work()
         except BaseException as raised:  # noqa: BLE001 - raised again below, after the hooks that always run
-            error = raised
-        others = self._end_training(error) if training else []
-        others += fire_isolated(self._hooks["teardown"], self)
+            errors.append(raised)
+        if training:
+            self._end_training(errors)
+        fire_isolated(errors, self._hooks["teardown"], self)
         self.running = False
-        raise_first([*([] if error is None else [error]), *others])
+        raise_first(errors)
 
-    def _end_training(self, error: BaseException | None) -> list[BaseException]:
-        errors: list[BaseException] = []
-        if error is not None:
+    def _end_training(self, errors: list[BaseException]) -> None:
+        if errors:
             if self.state.batch_index and self.epoch_rng is None:
                 self.epoch_rng = rng_state()
             if self.state.stop_reason not in {DIVERGED, PRUNED}:
-                self.state.stop_reason = INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
+                self.state.stop_reason = INTERRUPTED if isinstance(errors[0], KeyboardInterrupt) else ERROR
             self.state.forget_batch_skips()
             self.precision.forget_step()
-            errors += fire_isolated(self._hooks["on_exception"], self, error)
-        return errors + fire_isolated(self._hooks["on_fit_end"], self)
+            fire_isolated(errors, self._hooks["on_exception"], self, errors[0])
+        fire_isolated(errors, self._hooks["on_fit_end"], self)
+        # Else their memory would be missing to what the process does next, as to another try after it ran out.
+        self.state.batch = self.state.outputs = self.state.loss = None
+        self.state.scalars = {}
 
     def _run_epochs(self, stream: TrainStream) -> None:
         undeclared = UndeclaredState(self.callbacks.callbacks)

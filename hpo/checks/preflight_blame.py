@@ -173,7 +173,7 @@ class Attempt:
     def _forward(self, where: str) -> _Stage:
         """Whether model, loss, step or a metric fails, found by calling one after the other again."""
         assert self.trainer is not None
-        batch = self.trainer.state.batch
+        batch = self.probe.failed
         if self.config["step"] is not None:
             return "step", f"the step{where} ({shapes_of(batch)})"
         if not isinstance(batch, tuple | list) or len(batch) != 2:

@@ -55,13 +55,14 @@ class Probe(Callback):
         batches: Batches that were trained.
         batch_s: Seconds a training batch takes, the first one left out unless there is no other.
         ended: The clock when training ended and when validation did.
+        failed: The batch in which it failed.
     """
 
     priority = 98
     graph_safe = True
     transient = (
         *("phase", "shapes", "outputs", "without_gradient", "untrained", "batches"),
-        *("batch_s", "ended", "validated", "_first", "_started"),
+        *("batch_s", "ended", "validated", "failed", "_first", "_started"),
     )
 
     def __init__(self, complain: Complaint, *, loss_path: str, precision: str) -> None:
@@ -75,6 +76,7 @@ class Probe(Callback):
         self.without_gradient: list[str] = []
         self.untrained: dict[str, list[str]] = {}
         self.batches = 0
+        self.failed: Any = None
         self.batch_s = math.nan
         self.ended = self.validated = self._started = self._first = math.nan
 
@@ -193,6 +195,10 @@ class Probe(Callback):
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
         self.validated = time.perf_counter()
+
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """Keep the batch, which the trainer lets go."""
+        self.failed = trainer.state.batch
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """End the run."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -373,3 +376,47 @@ def test_persistent_workers_live_through_the_epochs_of_a_fit() -> None:
     watch = At("on_train_batch_end", lambda trainer: seen.append(tuple(children())))
     make_trainer([watch], max_epochs=2).fit(loader)
     assert len(set(seen)) == 1
+
+
+class Holding(nn.Module):
+    """Keeps a weak reference to its latest activations, and may fail in its forward or its backward pass."""
+
+    def __init__(self, fails_in: str | None) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+        self.fails_in = fails_in
+        self.activations: Any = lambda: None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        values = self.inner(inputs).expand(-1, 8).tanh()
+        self.activations = weakref.ref(values)
+        if self.fails_in == "forward":
+            raise BoomError
+        outputs = values.mean(1, keepdim=True)
+        if self.fails_in == "backward":
+            outputs.register_hook(boom)
+        return outputs
+
+
+@pytest.mark.parametrize("also_at_the_end", [False, True])
+@pytest.mark.parametrize("fails_in", ["forward", "backward", None])
+def test_nothing_of_the_last_batch_stays_in_memory(
+    fails_in: str | None, also_at_the_end: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "trainer.runner")  # a record that is kept would hold its error
+    model = Holding(fails_in)
+    ends = [At(event, boom) for event in ("on_exception", "on_fit_end", "teardown")] if also_at_the_end else []
+    trainer = make_trainer(ends, model=model, max_epochs=1)
+    gc.collect()
+    gc.disable()
+    try:
+        failed = False
+        try:
+            trainer.fit(regression())
+        except BoomError:
+            failed = True
+        assert failed == bool(fails_in or ends)
+        assert model.activations() is None
+        assert trainer.state.batch is trainer.state.outputs is trainer.state.loss is None
+    finally:
+        gc.enable()
