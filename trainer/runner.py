@@ -176,6 +176,14 @@ def fire_isolated(errors: list[BaseException], hooks: Iterable[Hook], trainer: T
             errors.append(error)
 
 
+def attempt(errors: list[BaseException], action: Callable[..., None], *args: Any) -> None:
+    """Do something; an error of it is appended."""
+    try:
+        action(*args)
+    except BaseException as error:  # noqa: BLE001 - the caller raises the first of them
+        errors.append(error)
+
+
 def raise_first(errors: list[BaseException]) -> None:
     """Raise the first of a run's errors, type unchanged, if there are any; the others are logged.
 
@@ -184,7 +192,7 @@ def raise_first(errors: list[BaseException]) -> None:
     """
     try:
         for number in range(1, len(errors)):
-            logger.error("a callback failed at the end of the run", exc_info=errors[number])
+            logger.error("another error at the end of the run", exc_info=errors[number])
         if errors:
             raise errors[0]
     finally:

@@ -31,7 +31,7 @@ from trainer.foreign import refuse_flags
 from trainer.metrics.epoch import EpochMetrics
 from trainer.metrics.objects import Metric
 from trainer.recorded import MetricError, Metrics
-from trainer.runner import CallbackRunner, fire_isolated, name_of, raise_first
+from trainer.runner import CallbackRunner, attempt, fire_isolated, name_of, raise_first
 from trainer.state import CONTINUED, DIVERGED, EPOCH, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
 from trainer.step.choice import compute_class
 from trainer.step.fused import leave_fused
@@ -263,12 +263,15 @@ class Trainer:
         self.state.stop_now = False
         self._hooks = self.callbacks.resolve()
         self._ready(training=True)
-        try:
-            with kept_rng(), kept_modes(self.model):
-                self._guarded(lambda: self._run_epochs(stream), training=True)
-        finally:
-            stream.close()
-            self.evaluation.close()
+        errors: list[BaseException] = []
+        attempt(errors, self._train, stream)
+        for close in (stream.close, self.evaluation.close):
+            attempt(errors, close)
+        raise_first(errors)
+
+    def _train(self, stream: TrainStream) -> None:
+        with kept_rng(), kept_modes(self.model):
+            self._guarded(lambda: self._run_epochs(stream), training=True)
 
     def _load(self, ckpt: str | Path) -> None:
         """Resume from a checkpoint; a function of its own, so that its tensors are free before training."""
@@ -280,39 +283,45 @@ class Trainer:
     def _guarded(self, work: Callable[[], None], *, training: bool) -> None:
         """Run ``work`` after setup; on_fit_end and teardown always follow; errors keep their type."""
         errors: list[BaseException] = []
+        try:
+            attempt(errors, self._work, work, training)
+            if training:
+                attempt(errors, self._end_training, errors)
+            fire_isolated(errors, self._hooks["teardown"], self)
+        finally:
+            self.running = False
+        raise_first(errors)
+
+    def _work(self, work: Callable[[], None], training: bool) -> None:
         self.running = True
         self.state.batches_per_step, self.state.drops_last_step = 1, False
-        try:
-            self.fire("setup")
-            if training and self._stream is not None:
-                self.plan.lay_out(self.state, self._stream.length)
-                enter_training(self.model)
-                self.fire("on_fit_start")
-            self._ready(training=training)  # with what a hook may have put in a part's place
-            if training:
-                begin_training(self.model)
-            work()
-        except BaseException as raised:  # noqa: BLE001 - raised again below, after the hooks that always run
-            errors.append(raised)
+        self.fire("setup")
+        if training and self._stream is not None:
+            self.plan.lay_out(self.state, self._stream.length)
+            enter_training(self.model)
+            self.fire("on_fit_start")
+        self._ready(training=training)  # with what a hook may have put in a part's place
         if training:
-            self._end_training(errors)
-        fire_isolated(errors, self._hooks["teardown"], self)
-        self.running = False
-        raise_first(errors)
+            begin_training(self.model)
+        work()
 
     def _end_training(self, errors: list[BaseException]) -> None:
         if errors:
-            if self.state.batch_index and self.epoch_rng is None:
-                self.epoch_rng = rng_state()
             if self.state.stop_reason not in {DIVERGED, PRUNED}:
                 self.state.stop_reason = INTERRUPTED if isinstance(errors[0], KeyboardInterrupt) else ERROR
             self.state.forget_batch_skips()
-            self.precision.forget_step()
+            # What asks the device fails too, where that is lost.
+            attempt(errors, self._keep_generators)
+            attempt(errors, self.precision.forget_step)
             fire_isolated(errors, self._hooks["on_exception"], self, errors[0])
         fire_isolated(errors, self._hooks["on_fit_end"], self)
         # Else their memory would be missing to what the process does next, as to another try after it ran out.
         self.state.batch = self.state.outputs = self.state.loss = None
         self.state.scalars = {}
+
+    def _keep_generators(self) -> None:
+        if self.state.batch_index and self.epoch_rng is None:
+            self.epoch_rng = rng_state()
 
     def _run_epochs(self, stream: TrainStream) -> None:
         undeclared = UndeclaredState(self.callbacks.callbacks)

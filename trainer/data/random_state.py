@@ -52,8 +52,13 @@ def kept_rng() -> Iterator[None]:
     before = rng_state()
     try:
         yield
-    finally:
-        set_rng_state(before)
+    except BaseException as error:
+        try:
+            set_rng_state(before)
+        except Exception as failed:  # noqa: BLE001 - as of a device that is lost, which the error tells of
+            error.add_note(f"and the random generators could not be put back: {failed}")
+        raise
+    set_rng_state(before)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from trainer.callbacks import (
 )
 from trainer.checkpoint.files import list_checkpoints
 from trainer.data.plan import Plan
+from trainer.data.stream import TrainStream
 from trainer.declared import UndeclaredState
 
 
@@ -412,3 +413,66 @@ class TestGivenWrongly:
         UndeclaredState([Odd(), Checkpoint(tmp_path)]).check()
         data = TensorDataset(torch.zeros(4, 4), torch.zeros(4, 1))
         make_trainer([Odd(), Checkpoint(tmp_path)], max_epochs=1).fit(data)
+
+
+class TestTheTrainersOwnEndFails:
+    """As with a GPU that is lost, where whatever asks it fails."""
+
+    @pytest.fixture
+    def lost(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+        lost: list[bool] = []
+
+        def ask(*_: Any) -> list[Any]:
+            if lost:
+                raise RuntimeError("the device is lost")
+            return []
+
+        for name in ("get_rng_state_all", "set_rng_state_all"):
+            monkeypatch.setattr(torch.cuda, name, ask)
+        for name in ("is_initialized", "is_available"):
+            monkeypatch.setattr(torch.cuda, name, lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        return lost
+
+    def test_the_error_stays_the_first_and_the_last_hooks_run(
+        self, lost: list[bool], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(trainer: Any) -> None:
+            lost.append(True)
+            raise BoomError
+
+        ended: list[str] = []
+        ends = ("on_exception", "on_fit_end", "teardown")
+        at_ends = [At(event, lambda *_, event=event: ended.append(event)) for event in ends]
+        trainer = make_trainer([once("on_train_batch_end", fail), *at_ends], max_epochs=1)
+        with caplog.at_level(logging.ERROR), pytest.raises(BoomError) as caught:
+            trainer.fit(regression())
+        assert ended == list(ends)
+        assert (trainer.running, trainer.state.stop_reason) == (False, "error")
+        assert caught.value.__notes__ == ["and the random generators could not be put back: the device is lost"]
+        (record,) = caplog.records
+        assert record.exc_info is not None
+        assert str(record.exc_info[1]) == "the device is lost"
+        lost.clear()
+        assert trainer.fit(regression()).epoch == 1
+
+    def test_generators_that_are_not_put_back_after_a_good_fit_are_an_error(self, lost: list[bool]) -> None:
+        trainer = make_trainer([At("teardown", lambda *_: lost.append(True))], max_epochs=1)
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            trainer.fit(regression())
+        assert not trainer.running
+
+    def test_data_that_can_not_be_closed_hides_no_error(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise OSError("not closed")
+
+        closed: list[object] = []
+        trainer = make_trainer([once("on_train_batch_end", boom)], max_epochs=1)
+        monkeypatch.setattr(TrainStream, "close", fail)
+        monkeypatch.setattr(type(trainer.evaluation), "close", lambda evaluation: closed.append(evaluation))
+        with caplog.at_level(logging.ERROR):
+            fails(trainer)
+        assert closed == [trainer.evaluation]
+        assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["not closed"]
