@@ -80,7 +80,8 @@ class Processes(Group):
         self._highest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._key = ""
         self._level = logging.NOTSET
-        self._known: list[tuple[str, int]] = []
+        #: Process numbers by rank, as far as they say here whether one is still there.
+        self._known: dict[int, int] = {}
         self._on_cuda = False
         self._make_part: Callable[[], Any] = dict
         #: Whether a session has ended by an error.
@@ -230,7 +231,7 @@ class Processes(Group):
             self._level, level = _LOGGER.level, max(_LOGGER.getEffectiveLevel(), logging.ERROR)
             _LOGGER.setLevel(level)
         self._device_sums = 0
-        self._known = self._gathered((socket.gethostname(), os.getpid()), _NOTHING)
+        self._known = self._watchable(self._gathered((_place(), os.getpid()), _NOTHING))
         self._board = shared_board(self.rank, self.size, self.gather)
 
     def _close(self) -> None:
@@ -360,8 +361,25 @@ class Processes(Group):
 
     def _dead(self) -> list[int]:
         """The ranks of the processes of this machine that have ended."""
-        here = socket.gethostname()
-        return [rank for rank, (host, process) in enumerate(self._known) if host == here and _has_ended(process)]
+        return [rank for rank, process in self._known.items() if _has_ended(process)]
+
+    def _watchable(self, found: list[tuple[str, int]]) -> dict[int, int]:
+        """Of the others' numbers those that are processes here; each of them has just said that it is there."""
+        here = _place()
+        return {
+            number: process
+            for number, (place, process) in enumerate(found)
+            if number != self.rank and place == here and not _has_ended(process)
+        }
+
+
+def _place() -> str:
+    """Where process numbers mean the same: this machine, and in it the container's namespace of them."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    except OSError:
+        namespace = ""
+    return f"{socket.gethostname()} {namespace}"
 
 
 def _packed(value: Any) -> Tensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -31,6 +33,7 @@ from trainer.callbacks import (
     Throughput,
     default_callbacks,
 )
+from trainer.distributed import processes
 from trainer.distributed.processes import RankError
 from trainer.distributed.ranks import rank, world_size
 from trainer.metrics.whole_set import WholeSet
@@ -579,6 +582,27 @@ def looked_at_by_one() -> int:
     events = ("on_fit_start", "on_before_forward", "on_after_forward", "on_train_batch_end", "on_epoch_end")
     trainer, train, val = build("cnn", [At(event, look) for event in events], max_epochs=1)
     return trainer.fit(train, val).step
+
+
+def numbered_elsewhere(place: str | None) -> float:
+    """What a second session of a run gives whose rank 1 has the number of a process that ends, or has ended.
+
+    Args:
+        place: Where that number means another process; None: its place can't be distinguished from rank 0's.
+    """
+    with subprocess.Popen(["sleep", "60"]) as other, pytest.MonkeyPatch.context() as patched:
+        if rank() == 1:
+            patched.setattr(os, "getpid", lambda: other.pid)
+            if place is not None:
+                patched.setattr(processes, "_place", lambda: place)
+        if place is None:
+            other.kill()
+            other.wait()
+        trainer, train, val = build("mlp", max_epochs=1)
+        trainer.fit(train, val)
+        other.kill()
+        other.wait()
+        return trainer.validate(val)["val_loss"]
 
 
 def under_contract(name: str, folder: str, strategy: str = "ddp") -> Any:

@@ -9,6 +9,7 @@ from tests.unit.trainer.distributed.runs import (
     evaluated_untrained,
     learned_by_the_loss,
     looked_at_by_one,
+    numbered_elsewhere,
     refused,
     scaled,
     statistics,
@@ -71,3 +72,9 @@ def test_statistics_are_equal_at_the_end_and_classes_as_before(two: Ranks, sync_
 
 def test_one_process_may_look_at_a_model_with_batch_norm_without_gradients(two: Ranks) -> None:
     assert two.values(looked_at_by_one) == [looked_at_by_one()] * 2
+
+
+@pytest.mark.parametrize("place", ["another container", None])
+def test_a_process_whose_number_says_nothing_here_is_not_taken_for_dead(two: Ranks, place: str | None) -> None:
+    first, second = two.values(numbered_elsewhere, place)
+    assert first == second
