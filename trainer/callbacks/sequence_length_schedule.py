@@ -10,7 +10,8 @@ from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.stages import Stages
-from trainer.data.batches import map_tensors, tensors_in
+from trainer.data.batches import tensors_in
+from trainer.data.moving import map_batch
 
 How = Literal["truncate", "split"]
 
@@ -68,9 +69,9 @@ class SequenceLengthSchedule(Callback):
         if wanted >= whole:
             return
         if self.how == "truncate":
-            state.batch = map_tensors(lambda item: self._truncated(item, whole, wanted), state.batch)
+            state.batch = map_batch(lambda item: self._truncated(item, whole, wanted), state.batch)
         else:
-            state.batch = map_tensors(lambda item: self._split(item, whole, wanted), state.batch)
+            state.batch = map_batch(lambda item: self._split(item, whole, wanted), state.batch)
 
     def _length(self, batch: Any) -> int:
         for item in tensors_in(batch):

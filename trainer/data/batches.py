@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -20,6 +19,7 @@ from torch.utils.data import (
 )
 
 from trainer.data.loading import SeededBatches, loader_of
+from trainer.data.moving import holds_objects, sequence_of, to_device
 from trainer.data.options import BatchOptions
 from trainer.data.random_state import kept_generators
 from trainer.data.seeding import derive_seed
@@ -257,6 +257,9 @@ def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     for batch in batches:
+        if holds_objects(batch):  # whose tensors can't be marked as below
+            yield to_device(batch, device)
+            continue
         with torch.cuda.stream(side):
             moved = to_device(batch, device)
         current = torch.cuda.current_stream(device)
@@ -389,26 +392,14 @@ def pass_length(batches: Batches) -> int | None:
         return None
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on ``device``."""
-
-    def moved(item: Any) -> Any:
-        return item.to(device, non_blocking=True)
-
-    # The lengths in a packed sequence stay on the CPU, which it sees to itself.
-    return map_tensors(moved, batch, whole=PackedSequence)
-
-
-def map_tensors(function: Callable[[Any], Any], batch: Any, whole: Any = ()) -> Any:
-    """The batch with each tensor replaced; tuples, lists and mappings are looked through, ``whole`` types not."""
-    if isinstance(batch, (Tensor, whole)):
+def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
+    """The batch with each tensor replaced; tuples, lists and mappings, which become dicts, are looked through."""
+    if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        return {key: map_tensors(function, value, whole) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(function, item, whole) for item in batch))
+        return {key: map_tensors(function, value) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(function, item, whole) for item in batch)
+        return sequence_of(batch, (map_tensors(function, item) for item in batch))
     return batch
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from trainer.data.batches import Batches, close_batches, make_batches, map_tensors, pass_length
+from trainer.data.batches import Batches, close_batches, make_batches, pass_length
+from trainer.data.moving import map_batch
 from trainer.data.options import BatchOptions, Limit, part_of
 from trainer.data.random_state import kept_rng, seed_all
 from trainer.data.shard import Shard
@@ -154,7 +155,7 @@ class SameBatches:
             if self._shard is not None:
                 self._shard.mark(absent=absent)
             # Copies: a model that changes its inputs in place would change the data.
-            yield map_tensors(torch.clone, batch)
+            yield map_batch(torch.clone, batch)
 
     @property
     def _kept(self) -> list[tuple[Any, bool]]:

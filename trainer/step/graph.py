@@ -12,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from trainer.callback import Callback
 from trainer.data.batches import map_tensors, tensors_in
+from trainer.data.moving import map_batch
 from trainer.runner import hook_of
 from trainer.step.compute import Compute
 from trainer.step.supervised import StepResult
@@ -162,7 +163,7 @@ class GraphedCompute(Compute):
     def _record_graph(self, batch: Any, shapes: _Shapes) -> None:
         state = self._trainer.state
         self._shapes = shapes
-        self._batch = map_tensors(torch.clone, batch)
+        self._batch = map_batch(torch.clone, batch)
         self._clear_gradients()
         results: list[StepResult] = []
 

@@ -1,6 +1,7 @@
 """Batches: every sample once, in an order that (seed, epoch) decides, from every kind of data."""
 
-from collections.abc import Iterator
+from collections import OrderedDict, UserDict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from tests.unit.trainer.support import assert_same, quick
 from trainer import BatchOptions
-from trainer.data.batches import Batches, LoaderBatches, TensorBatches, make_batches, to_device
+from trainer.data.batches import Batches, LoaderBatches, TensorBatches, make_batches
 from trainer.data.lengths import batch_length
+from trainer.data.limits import SameBatches
+from trainer.data.moving import to_device
 from trainer.data.random_state import seed_all
 
 CPU = torch.device("cpu")
@@ -240,6 +243,81 @@ def test_to_device_looks_through_containers_and_keeps_their_types() -> None:
     assert moved["a"][0].device.type == moved["b"][0].device.type == moved["c"].left.device.type == "meta"
     assert (type(moved["a"]), type(moved["b"]), type(moved["c"])) == (list, tuple, Pair)
     assert (moved["a"][1], moved["b"][1], moved["c"].right) == ("text", 3, None)
+
+
+class Encoding(UserDict[str, Any]):
+    """As those of tokenizers: a mapping with attributes."""
+
+    def __init__(self, data: Any, kind: str = "") -> None:
+        super().__init__(data)
+        self.kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data":
+            raise AttributeError
+        return self.data[name]
+
+
+class Graph:
+    """No container, and moves itself."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> "Graph":
+        return Graph(self.x.to(device))
+
+
+class InPlace(Graph):
+    def to(self, device: torch.device) -> None:  # type: ignore[override]
+        self.x = self.x.to(device)
+
+
+class Fixed(Mapping[str, Any]):
+    """A mapping that can't be made of another one."""
+
+    def __init__(self) -> None:
+        self.x = torch.zeros(2)
+
+    def __getitem__(self, name: str) -> Any:
+        return {"x": self.x}[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("x",))
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("kind", [Graph, InPlace])
+def test_what_moves_itself_is_moved(kind: type[Graph]) -> None:
+    whole = to_device(kind(torch.zeros(2)), torch.device("meta"))
+    inner = to_device([{"graph": kind(torch.zeros(2))}], torch.device("meta"))[0]["graph"]
+    assert (type(whole), type(inner)) == (kind, kind)
+    assert whole.x.device.type == inner.x.device.type == "meta"
+
+
+def test_mappings_that_are_moved_keep_their_class_and_attributes() -> None:
+    before = Encoding({"ids": torch.zeros(2), "name": "a"}, "tokens")
+    moved = to_device(before, torch.device("meta"))
+    assert (type(moved), moved.kind, moved.name, moved.ids.device.type) == (Encoding, "tokens", "a", "meta")
+    assert before.ids.device.type == "cpu"
+    ordered = to_device(OrderedDict(x=torch.zeros(2)), torch.device("meta"))
+    assert (type(ordered), ordered["x"].device.type) == (OrderedDict, "meta")
+    fixed = to_device(Fixed(), torch.device("meta"))
+    assert (type(fixed), fixed["x"].device.type) == (dict, "meta")
+
+
+def test_batches_that_are_given_again_keep_their_class() -> None:
+    def collate(items: list[Any]) -> Encoding:
+        return Encoding({"ids": torch.stack(items)}, "tokens")
+
+    loader = DataLoader([torch.zeros(2), torch.ones(2)], 2, collate_fn=collate)  # type: ignore[arg-type]
+    same = SameBatches(LoaderBatches(loader, torch.device("cpu")), 1, 0)
+    (first,) = same.epoch(0)
+    first.ids.fill_(7)
+    (again,) = same.epoch(1)
+    assert (type(again), again.kind, again.ids.tolist()) == (Encoding, "tokens", [[0, 0], [1, 1]])
 
 
 def test_a_packed_sequence_is_moved_and_its_lengths_stay_on_the_cpu() -> None:

@@ -1,0 +1,76 @@
+"""A batch anew: on another device, or with each tensor replaced, for a step that is to see what it was given."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on ``device``, and every object that has a method ``to``."""
+
+    def moved(item: Any) -> Any:
+        if isinstance(item, Tensor | PackedSequence):
+            return item.to(device, non_blocking=True)  # type: ignore[arg-type]
+        there = item.to(device)
+        return item if there is None else there
+
+    return map_batch(moved, batch, _moves_itself)
+
+
+def _moves_itself(item: Any) -> bool:
+    """Whether what is in a batch is moved as a whole, by its method ``to``."""
+    if isinstance(item, PackedSequence):  # its lengths stay on the CPU, which it sees to itself
+        return True
+    looked_through = isinstance(item, dict | UserDict | list | tuple | Tensor | type)
+    return not looked_through and callable(getattr(item, "to", None))
+
+
+def holds_objects(batch: Any) -> bool:
+    """Whether a batch holds objects that move themselves, and so tensors that can't be found in it."""
+    if _moves_itself(batch):
+        return not isinstance(batch, PackedSequence)
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return any(not isinstance(item, Tensor) and holds_objects(item) for item in items)
+
+
+def map_batch(function: Callable[[Any], Any], batch: Any, whole: Callable[[Any], bool] | None = None) -> Any:
+    """The batch with each tensor replaced; tuples, lists and mappings, which keep their class, are looked through.
+
+    Args:
+        function: Replaces a tensor.
+        batch: The batch.
+        whole: Says what else is handed to the function.
+    """
+    if isinstance(batch, Tensor) or (whole is not None and whole(batch)):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return _of_kind(batch, {key: map_batch(function, value, whole) for key, value in batch.items()})
+    if isinstance(batch, list | tuple):
+        return sequence_of(batch, (map_batch(function, item, whole) for item in batch))
+    return batch
+
+
+def _of_kind(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """The values in a mapping of the same class, with its other attributes; in a dict where that can't be made."""
+    if type(mapping) is dict:
+        return values
+    try:
+        if not isinstance(mapping, dict | UserDict):  # a copy of it might hold the same store
+            return type(mapping)(values)  # type: ignore[call-arg]
+        made = copy(mapping)
+        made.update(values)
+    except Exception:  # noqa: BLE001 - whatever a class of others raises
+        return values
+    return made
+
+
+def sequence_of(batch: Any, items: Iterator[Any]) -> Any:
+    """The items in a list or tuple of the same class."""
+    return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
