@@ -20,6 +20,8 @@ _STOP_NOTE: Final = "stopped.txt"
 _EARLY_LOGS: Final = ("logs/*worker-*.log", "agents/driver*.log", "agents/agent-*.log")
 #: Said for a note that a full disk has left empty.
 _CUT_OFF: Final = "the disk was full"
+#: What a stream raises that is no whole stream, is closed, or has no room.
+_UNUSABLE: Final = (AttributeError, OSError, ValueError)
 
 
 def make_output_folder(spec: StudySpec) -> None:
@@ -183,7 +185,7 @@ def stop_note(spec: StudySpec, number: int, attempt: int) -> str | None:
 @contextlib.contextmanager
 def redirect_output(log: Path) -> Iterator[None]:
     """Send everything that this process and its children print into ``log``, below Python's own streams too."""
-    _flush()
+    flush_output()
     kept = [os.dup(1), os.dup(2)]
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
@@ -191,7 +193,7 @@ def redirect_output(log: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _flush()
+        flush_output()
         for descriptor, original in zip((1, 2), kept, strict=True):
             os.dup2(original, descriptor)
             os.close(original)
@@ -199,13 +201,23 @@ def redirect_output(log: Path) -> Iterator[None]:
 
 def print_error(text: str) -> None:
     """Print to standard error, also where a study's code has replaced Python's own streams."""
-    _flush()
+    flush_output()
     with contextlib.suppress(OSError):  # the descriptor is closed, or the disk is full
         os.write(2, f"{text.rstrip()}\n".encode())
 
 
-def _flush() -> None:
+def print_notice(text: str) -> None:
+    """Print to standard output, where that can be written: see `flush_output`."""
+    with contextlib.suppress(*_UNUSABLE):
+        print(text)
+    flush_output()
+
+
+def flush_output() -> None:
+    """Write what waits in Python's own streams.
+
+    A study's code may have replaced or closed one; what is printed must not change how a trial ends.
+    """
     for stream in (sys.stdout, sys.stderr):
-        # A study's code may have replaced or closed it; what is printed must not change how a trial ends.
-        with contextlib.suppress(AttributeError, OSError, ValueError):
+        with contextlib.suppress(*_UNUSABLE):
             stream.flush()

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from optuna.artifacts import ArtifactMeta
 from hpo.config.spec import StudySpec
 from hpo.storage.optuna_private import ARTIFACTS_ATTR_PREFIX
 from hpo.storage.study_storage import StudyStorage
+from hpo.study.folders import flush_output
 from hpo.study.open_study import OpenStudy
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def keep_artifacts(opened: OpenStudy, trial_id: int, number: int, folder: Path) 
         StorageInternalError: The database failed.
     """
     spec = opened.spec
-    sys.stdout.flush()  # a copy of the log has to be whole
+    flush_output()  # a copy of the log has to be whole
     try:
         kept = [name for name in _TYPES if _put(spec, number, folder, name)]
     except OSError as error:

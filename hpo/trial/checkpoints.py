@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from hpo.study.folders import print_notice
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
 from trainer.checkpoint.manager import (
     CheckpointManager,
@@ -67,7 +68,7 @@ class Checkpoints:
         """The readable checkpoint with the most progress, which the log names; a damaged one is passed over."""
         found = newest_checkpoint(self._folders, self._device)
         if found is not None:
-            print(f"resuming from {found[0].path}", flush=True)
+            print_notice(f"resuming from {found[0].path}")
         return found
 
     def of_parent(self) -> dict[str, Any] | None:
@@ -85,7 +86,7 @@ class Checkpoints:
                 f"it is a fork of trial {source.parent} after epoch {source.epoch}, of which that trial has no "
                 "readable checkpoint; training code saves one after each epoch that it reports"
             )
-        print(f"forked from {found[0].path}", flush=True)
+        print_notice(f"forked from {found[0].path}")
         return found[1]
 
     def of_epoch(self, epoch: int) -> CheckpointFile | None:

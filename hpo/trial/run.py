@@ -35,6 +35,7 @@ from hpo.study.folders import (
     attempt_folders,
     note_stop,
     print_error,
+    print_notice,
     redirect_output,
     set_aside,
 )
@@ -109,7 +110,7 @@ class TrialRun:
             folder = attempt_folder(self.opened.spec, number, attempt)
             with redirect_output(folder / "log.txt"):
                 for name in foreign:
-                    print(f"a folder was here that this study's database does not know; it is now {name}")
+                    print_notice(f"a folder was here that this study's database does not know; it is now {name}")
                 known = self._known()
                 outcome = self._train(folder) if known is None else Outcome(outcome_of(known))
                 self._say_unasked(outcome)
@@ -165,7 +166,7 @@ class TrialRun:
         """Say of a trial that ran to its end which values in the queue had no effect."""
         if outcome == Outcome.COMPLETE and (names := unasked(known_of(self.trial))):
             self._unasked = never_asked(names)
-            print(self._unasked, flush=True)
+            print_notice(self._unasked)
 
     @property
     def _id(self) -> int:

@@ -16,6 +16,7 @@ from optuna.trial import BaseTrial, FixedTrial
 from hpo.config.schema_space import label
 from hpo.errors import StudyError
 from hpo.storage.attributes import PREFIX
+from hpo.study.folders import print_notice
 from hpo.trial.session import Session, TrainingStoppedError
 from trainer.state import INTERRUPTED, PAUSED
 
@@ -112,7 +113,7 @@ class ScriptTrial(BaseTrial):
         taken = self.session.report_step(int(step), {self.session.metric: value, **metrics})
         if not taken and not self._warned:
             self._warned = True
-            print(f"step {step} is reported again: its first value stays", flush=True)
+            print_notice(f"step {step} is reported again: its first value stays")
 
     def should_prune(self) -> bool:
         """Whether the trial is to end here: it is pruned, or has diverged.

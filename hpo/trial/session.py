@@ -16,6 +16,7 @@ from hpo.config.yaml_dumper import to_yaml
 from hpo.search.schedulers.scheduler import Decision
 from hpo.storage.ledger import Lease
 from hpo.storage.outage import DatabaseError
+from hpo.study.folders import print_notice
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.epoch_errors import out_of_turn, saved_early, without_name
 from hpo.trial.forks import end_fork
@@ -383,7 +384,7 @@ class Session:
         self._anew = True
         if self.started_again:
             again = f"attempt {self.lease.attempt} starts again with the first epoch"
-            print(f"{again}: no checkpoint was loaded", flush=True)
+            print_notice(f"{again}: no checkpoint was loaded")
         self.resume([])
 
     def _record(self, metrics: Mapping[str, SupportsFloat], *, ask: bool = True) -> None:

@@ -17,6 +17,7 @@ from optuna.trial import BaseTrial
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver, instantiate
 from hpo.errors import StudyError
+from hpo.study.folders import print_notice
 from hpo.trial.forks import only_in
 from hpo.trial.named_in import draws_parameters
 from hpo.trial.script_trial import ScriptTrial
@@ -152,11 +153,11 @@ class FunctionCode:
         try:
             found = Metrics(_metrics(returned, self.goals or (session.metric,)))
         except (StudyError, MetricError) as error:
-            print(f"the best reported epoch counts, and not what the function returned: {error}")
+            print_notice(f"the best reported epoch counts, and not what the function returned: {error}")
             return None
         if session.metric in found:
             return found
-        print(f"the best reported epoch counts: what the function returned has no {session.metric}")
+        print_notice(f"the best reported epoch counts: what the function returned has no {session.metric}")
         return None
 
 

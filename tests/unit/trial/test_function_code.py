@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -80,6 +82,32 @@ def test_what_is_returned_and_is_no_value_does_not_count(
     printed = capsys.readouterr().out
     assert said in printed
     assert ("best reported epoch" in printed) == bool(said)
+
+
+class _WriteOnly:
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def _closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("make", [_WriteOnly, _closed, lambda: None], ids=["without flush", "closed", "None"])
+def test_a_stream_that_the_function_has_replaced_costs_no_trial(
+    studies: Studies, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(session: Session) -> dict[str, float]:
+        monkeypatch.setattr(sys, "stdout", make())
+        session.report(1, val_loss=0.5)
+        return {"f1": 0.5}  # no value, which is said
+
+    with studies.open() as (view,):
+        view.study.enqueue_trial({"model.unknown": 1})  # which is said, too
+        report = run(view, train)
+    assert (report.outcome, report.value) == (Outcome.COMPLETE, 0.5)
 
 
 def test_no_pruner_is_asked_about_a_returned_value(studies: Studies) -> None:
