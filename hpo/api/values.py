@@ -93,7 +93,8 @@ class Categorical:
     """A search-space entry: one of some values.
 
     Attributes:
-        choices: Plain values, lists and mappings; classes or functions for a path that ends in ``_target_``.
+        choices: Plain values, lists and mappings, classes, functions and calls: for a path that ends in
+            ``_target_`` what is called there, for an argument what `Call` would hand over.
         when: As in `Float`.
     """
 
@@ -151,7 +152,7 @@ class PlainWriter:
         return self.node(value, keys) if made else self.plain(value, keys)
 
     def entry(self, value: Any, keys: Keys) -> Any:
-        """An entry of the search space; classes among its values become names."""
+        """An entry of the search space; classes are names where the value is a ``_target_``."""
         if isinstance(value, Float | Int | Categorical):
             given = {item.name: getattr(value, item.name) for item in fields(value)}
             left = {
@@ -162,7 +163,9 @@ class PlainWriter:
             return {str(name): self.entry(item, (*keys, str(name))) for name, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.entry(item, (*keys, at)) for at, item in enumerate(value)]
-        return self.import_path(value, keys) if _is_named(value) else self.plain(value, keys)
+        of = next((key for key in reversed(keys) if isinstance(key, str) and key != "choices"), "")
+        is_target = of.rpartition(".")[2] == TARGET
+        return self.import_path(value, keys) if is_target and _is_named(value) else self.plain(value, keys)
 
     def import_path(self, target: Any, keys: Keys) -> str:
         """The import path of a class or function, the shortest that leads to it."""

@@ -158,6 +158,21 @@ def test_classes_may_be_searched(tmp_path: Path) -> None:
     }
 
 
+def test_a_class_that_is_an_argument_is_searched_as_what_is_called(tmp_path: Path) -> None:
+    space = {
+        "model.act": hpo.Categorical([nn.ReLU, functools.partial(nn.LeakyReLU, 0.1), hpo.Call(nn.GELU)]),
+        "model.size": hpo.Int(1, 8, when={"model.act": [nn.ReLU]}),
+        "loss": hpo.Categorical([{"_target_": nn.MSELoss}]),
+    }
+    relu = {"_target_": "torch.nn.ReLU", "_partial_": True}
+    leaky = {"_target_": "torch.nn.LeakyReLU", "_args_": [0.1], "_partial_": True}
+    assert written(study(tmp_path, search_space=space))["search_space"] == {
+        "model.act": {"type": "categorical", "choices": [relu, leaky, {"_target_": "torch.nn.GELU"}]},
+        "model.size": {"type": "int", "low": 1, "high": 8, "when": {"model.act": [relu]}},
+        "loss": {"type": "categorical", "choices": [{"_target_": "torch.nn.MSELoss"}]},
+    }
+
+
 def test_callbacks_are_arguments_switches_or_classes(tmp_path: Path) -> None:
     callbacks = {"early_stopping": {"patience": 5}, "csv": False, "own": Inner, "other": hpo.Call(Inner, a=1)}
     assert written(study(tmp_path, callbacks=callbacks))["callbacks"] == {
