@@ -177,16 +177,13 @@ def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
 
 
 def _peers(builder: Builder) -> Peers:
-    """The processes beside this one, where `trainer.devices` asks for them."""
+    """The processes of a training, this one among them, on the devices that a trial would have."""
     import torch
 
     from hpo.trial.peers import Peers
     from hpo.trial.resources import training_slot
 
-    spec = builder.spec
-    if spec.trainer.devices == 1:
-        return Peers(builder, [spec.trainer.device or ("cuda" if torch.cuda.is_available() else "cpu")])
-    slot = training_slot(spec)
+    slot = training_slot(builder.spec)
     torch.set_num_threads(slot.threads)
     return Peers(builder, slot.names)
 

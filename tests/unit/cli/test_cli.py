@@ -18,15 +18,18 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+import torch
 
 import hpo as hpo_package
 from hpo.cli.app import main
+from hpo.cli.train import _peers
 from hpo.config.spec import load_spec
 from hpo.console.lines import kept_arguments, same_command
 from hpo.storage.agents import AGENTS
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.storage.engines import normalize_url, sqlite_file
 from hpo.study.open_study import OpenStudy
+from hpo.trial.builder import Builder
 from tests.support.commands import hpo, hpo_json, make_study
 from tests.support.studies import Studies, ask
 from tests.unit.study.test_shared import joined
@@ -431,6 +434,16 @@ def test_an_output_folder_that_is_closed_to_this_user(studies: Studies, closed: 
     for command in (("logs", arguments[0], 0, storage), ("train", *arguments, "--trial", "best")):
         said = hpo(*command, code=3).stderr
         assert re.search(r"runs/tiny/\S+: can't be read: Permission denied\n  fix: ask its owner", said)
+
+
+@pytest.mark.parametrize(("overrides", "device"), [([], "cuda:2"), (["run.devices=cpu"], "cpu")])
+def test_the_final_training_is_on_the_device_of_the_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    spec = load_spec(make_study(tmp_path), ["run.devices=cuda:2", *overrides])
+    assert _peers(Builder(spec)).devices == (device,)
 
 
 def test_a_final_training_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
