@@ -18,6 +18,7 @@ from hpo.config.marks import Marks
 from hpo.config.paths import Keys, show
 from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import InputError, each_error
+from trainer.files import replacing
 
 _HEADER: Final = "# Written by hpo.Study"
 
@@ -152,9 +153,11 @@ class Study:
             InputError: Something in it can't be used, or the file can't be written.
         """
         self.spec()
+        text = self.yaml()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(self.yaml(), encoding="utf-8")
+            with replacing(self.path) as file:  # another run may read it, and a cut off one would be in the way
+                file.write(text)
         except OSError as error:
             raise _unwritable(self, error) from error
         return self.path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import functools
 import importlib
 import sys
@@ -387,6 +388,19 @@ def test_a_folder_that_can_not_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(hpo.InputError, match=r"can't be written \(File exists\)"):
         study(tmp_path / "file").write()
+
+
+def test_a_write_that_fails_leaves_the_file_of_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = study(tmp_path).write().read_text()
+    monkeypatch.setattr(Path, "replace", refuse)  # the last that a write does
+    with pytest.raises(hpo.InputError, match="can't be written"):
+        study(tmp_path, n_trials=7).write()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"tiny.yaml": kept}
 
 
 def test_a_run_that_can_not_write_the_studys_file_stores_nothing(tmp_path: Path) -> None:
