@@ -289,9 +289,8 @@ def _workers(view: StudyView, rows: Iterable[WorkerView], width: int, *, ascii_o
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     for name in columns:
         left = name in {"worker", "device", "curve"}
-        table.add_column(
-            titles.get(name, name), justify="left" if left else "right", no_wrap=True, overflow="ellipsis"
-        )
+        title = Text(titles.get(name, name))  # a text would be taken for markup
+        table.add_column(title, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
     for row in rows:
         cells = _cells(row, ascii_only=ascii_only)
         table.add_row(*(cells[name] for name in columns), style="" if row.trial is not None else "dim")

@@ -87,6 +87,16 @@ def test_what_each_trial_was_granted_stands_below_the_workers() -> None:
     ]
 
 
+@pytest.mark.parametrize("metric", ["recall[red]", "recall[/b]", "recall@[k]"])
+def test_no_text_is_taken_for_markup(metric: str) -> None:
+    view = replace(VIEW, goals={metric: "maximize"}, notices=[f"{metric} is new"])
+    best = {"trial": 3, "value": 0.125, "params": {f"optimizer.{metric}": metric}}
+    lines = drawn(replace(view, best=(best,)))
+    assert f"{metric} 0.125  optimizer.{metric}={metric}" in lines[2]
+    assert f"{metric} ↑" in lines[3]
+    assert lines[-1] == f"! {metric} is new"
+
+
 @pytest.mark.parametrize(("height", "grants"), [(15, 2), (14, 1), (13, 0), (12, 0)])
 def test_a_low_terminal_shows_workers_before_grants(height: int, grants: int) -> None:
     lines = drawn(GRANTED, height=height)
