@@ -29,7 +29,7 @@ def schema(
     from hpo.checks.json_schema import study_schema
     from trainer.files import replacing
 
-    text = json.dumps(study_schema(), indent=2, ensure_ascii=False)
+    text = json.dumps(study_schema(), indent=2)
     if output is None:
         with read_by_others():
             print(text)

@@ -274,7 +274,7 @@ def print_json(data: Any) -> None:
     from hpo.study.outcome import finite
 
     with read_by_others():
-        print(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(finite(data), indent=2, allow_nan=False))
 
 
 #: A value as a table shows it.

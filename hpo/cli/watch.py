@@ -114,7 +114,7 @@ def _as_json(found: Look | None, problem: str) -> str:
 
     status = {} if found is None else found.status
     data = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "problem": problem or None, **status}
-    return json.dumps(finite(data), ensure_ascii=False, allow_nan=False)
+    return json.dumps(finite(data), allow_nan=False)
 
 
 def _as_line(opened: OpenStudy, found: Look | None, problem: str) -> str:

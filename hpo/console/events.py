@@ -165,6 +165,6 @@ class EventWriter:
 
     def _write(self, event: str, **entries: Any) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps(finite({"event": event, "time": time, **entries}), ensure_ascii=False, allow_nan=False)
+        line = json.dumps(finite({"event": event, "time": time, **entries}), allow_nan=False)
         with contextlib.redirect_stdout(self._out), flushed():
             print(line)

@@ -126,7 +126,7 @@ def table_text(table: Table, form: str) -> str:
     imports the columns as text.
     """
     if form == "json":
-        return json.dumps(finite([_plain(row) for row in table.rows]), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(finite([_plain(row) for row in table.rows]), indent=2) + "\n"
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table.columns), lineterminator="\n")
     writer.writeheader()

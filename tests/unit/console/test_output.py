@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,17 @@ def test_what_an_encoding_does_not_have_is_escaped(tmp_path: Path) -> None:
     done = shell(f"PYTHONIOENCODING=ascii {HPO} check {study}", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "\\u2192 16 x 1, " in done.stdout  # the arrow between the shapes of a batch
+
+
+def test_json_stays_json_where_the_encoding_lacks_a_character(tmp_path: Path) -> None:
+    text = "study: {name: words, direction: minimize, n_trials: 1}\nobjective: {_target_: parts.run, unit: a}\n"
+    space = "search_space: {objective.unit: {type: categorical, choices: [größe]}}\n"
+    study = make_study(tmp_path, text + space, "def run(unit):\n    return 1.0\n")
+    of_trials = ("trials {} --json", "export {} --format json")
+    for command in ("run {} --json", "status {} --watch --json", *of_trials, "schema"):
+        done = shell(f"PYTHONIOENCODING=ascii {HPO} {command.format(study)}", tmp_path)
+        assert done.returncode == 0, done.stderr
+        lines = command.startswith(("run", "status"))
+        for each in done.stdout.splitlines() if lines else [done.stdout]:
+            json.loads(each)
+        assert "gr\\u00f6\\u00dfe" in done.stdout or command == "schema"
