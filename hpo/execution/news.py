@@ -11,7 +11,7 @@ from typing import Final
 
 from hpo.execution.messages import Command, EpochsEnded, Extended, Message, Warned, send
 from hpo.storage.grants import Granted
-from hpo.trial.progress import RunProgress
+from hpo.trial.session import Session
 from trainer.callbacks import mirror
 
 #: Seconds between two messages about epochs at least.
@@ -41,7 +41,7 @@ class News:
         self._channel = channel
         self._number = number
         self._metric = metric
-        self._state: RunProgress | None = None
+        self._session: Session | None = None
         self._resumed = 0
         self._told = 0
         self._next = 0.0
@@ -67,14 +67,14 @@ class News:
         """Take note of a grant by which the trial trains on; it is reported with the next epochs."""
         self._grants.append(granted)
 
-    def follow(self, state: RunProgress, now: float) -> None:
+    def follow(self, session: Session, now: float) -> None:
         """Send what is new, if that is possible without waiting; at the first call, what was resumed."""
-        if self._state is None:
-            self._state, self._resumed = state, len(state.history)
-        if self._told < len(state.history) and now >= self._next:
+        if self._session is None:
+            self._session, self._resumed = session, len(session.history)
+        if self._told < len(session.history) and now >= self._next:
             self._next = now + _PAUSE
-            while self._told < len(state.history) and _has_room(self._channel):
-                self._say(state)
+            while self._told < len(session.history) and _has_room(self._channel):
+                self._say(session)
             if _has_room(self._channel):
                 self._say_granted()
             while self._warnings and _has_room(self._channel):
@@ -82,8 +82,8 @@ class News:
 
     def finish(self) -> None:
         """Report the rest: training is over."""
-        while self._state is not None and self._told < len(self._state.history):
-            self._say(self._state)
+        while self._session is not None and self._told < len(self._session.history):
+            self._say(self._session)
         self._say_granted()
         for warning in self._warnings:
             send(self._channel, warning)
@@ -93,14 +93,14 @@ class News:
             self._granted_told += 1
             send(self._channel, Extended(self._number, tuple(self._grants[: self._granted_told])))
 
-    def _say(self, state: RunProgress) -> None:
+    def _say(self, session: Session) -> None:
         resumed = self._told < self._resumed
-        end = self._resumed if resumed else len(state.history)
-        said = state.history[self._told : min(end, self._told + _LENGTH)]
+        end = self._resumed if resumed else len(session.history)
+        said = session.history[self._told : min(end, self._told + _LENGTH)]
         values = tuple(_number(metrics.get(self._metric)) for metrics in said)
         predicted = _number(said[-1].get("predicted_final_loss"))
         first, self._told = self._told + 1, self._told + len(said)
-        send(self._channel, EpochsEnded(self._number, first, values, state.max_epochs, predicted, resumed))
+        send(self._channel, EpochsEnded(self._number, first, values, session.max_epochs, predicted, resumed))
 
 
 class _Handler(logging.Handler):

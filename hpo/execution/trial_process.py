@@ -43,9 +43,9 @@ from hpo.study.taking import begin
 from hpo.trial.builder import Builder
 from hpo.trial.forks import die_like
 from hpo.trial.peers import Peers
-from hpo.trial.progress import RunProgress
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
+from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import TrainingCode, function_code
@@ -228,14 +228,14 @@ class TrialProcess:
         self.builder.import_targets()
         return function_code(self.order.spec, self.builder.resolver, trial)
 
-    def _beat(self, state: RunProgress) -> None:
+    def _beat(self, session: Session) -> None:
         now = self.pulse[BEAT] = time.monotonic()
         if self._from_epoch is None:
-            self._from_epoch = state.epoch
-        elif state.epoch > self._from_epoch:
+            self._from_epoch = session.epoch
+        elif session.epoch > self._from_epoch:
             self.pulse[ADVANCED] = 1.0
         if self._news is not None:
-            self._news.follow(state, now)
+            self._news.follow(session, now)
 
     def _asked(self, extend: Extend, news: News, values: Mapping[int, float]) -> Granted | None:
         """As ``extend``, reported; the time until the answer is none in which the trial could advance."""

@@ -48,7 +48,6 @@ from hpo.trial.checkpoints import Checkpoints, Source
 from hpo.trial.end import Failure, TrialEnd
 from hpo.trial.failure import failure_outcome, is_device_memory
 from hpo.trial.forks import only_in
-from hpo.trial.progress import RunProgress
 from hpo.trial.report import TrialReport
 from hpo.trial.reports import GatheredReports, LateReports, Reports
 from hpo.trial.session import Session
@@ -81,7 +80,7 @@ class TrialRun:
     code: TrainingCode
     device: torch.device
     request: StopRequest
-    pulse: Callable[[RunProgress], None]
+    pulse: Callable[[Session], None]
     extend: Extend | None = None
     before_s: float = 0.0
     _failure: Failure | None = None

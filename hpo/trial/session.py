@@ -20,7 +20,6 @@ from hpo.study.folders import print_notice
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.epoch_errors import out_of_turn, saved_early, without_name
 from hpo.trial.forks import end_fork
-from hpo.trial.progress import RunProgress
 from hpo.trial.reports import Reports
 from hpo.trial.stopping import StopRequest
 from trainer.checkpoint.readable import readable
@@ -95,7 +94,7 @@ class Session:
     request: StopRequest
     lease: Lease
     process: int
-    pulse: Callable[[RunProgress], None]
+    pulse: Callable[[Session], None]
     parts: int = 1
     inherited: int = 0
     max_epochs: int = 0

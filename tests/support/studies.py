@@ -20,7 +20,6 @@ from hpo.study.folders import attempt_folder, attempt_folders
 from hpo.study.open_study import OpenStudy, load_study, start_study
 from hpo.study.taking import Taker, begin
 from hpo.trial.checkpoints import Checkpoints
-from hpo.trial.progress import RunProgress
 from hpo.trial.reports import Reports
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
@@ -80,7 +79,7 @@ def session_of(
     *,
     kind: type[Reports] = Reports,
     request: StopRequest | None = None,
-    pulse: Callable[[RunProgress], None] = lambda _: None,
+    pulse: Callable[[Session], None] = lambda _: None,
 ) -> Session:
     """A session of a running trial, without a `TrialRun` around it."""
     spec, attempt = view.spec, view.storage.attempt_of(trial._trial_id)

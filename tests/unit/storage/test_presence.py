@@ -17,8 +17,8 @@ from hpo.storage.recovery import STOPPED
 from hpo.study.folders import attempt_folder, note_stop, stop_note
 from hpo.study.outcome import Outcome
 from hpo.trial.builder import Builder
-from hpo.trial.progress import RunProgress
 from hpo.trial.run import TrialRun
+from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from tests.support.commands import PATIENCE
@@ -110,8 +110,8 @@ def test_a_trial_whose_database_is_gone_ends_with_a_checkpoint_and_costs_no_retr
 
         seen: list[int] = []
 
-        def remove_in_epoch_three(progress: RunProgress) -> None:
-            seen.append(progress.epoch)
+        def remove_in_epoch_three(session: Session) -> None:
+            seen.append(session.epoch)
             if seen.count(2) == 2:  # the second epoch's report, then the third epoch's first batch
                 file.rename(file.with_name("kept.db"))
 

@@ -35,7 +35,6 @@ from hpo.study.standing import standing_of
 from hpo.study.status import study_status, study_trials
 from hpo.study.taking import claimable
 from hpo.trial.builder import Builder
-from hpo.trial.progress import RunProgress
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.session import Session
@@ -80,7 +79,7 @@ def train(
     view: OpenStudy,
     trial: optuna.Trial,
     make: Callable[[OpenStudy], TrainingCode] = trainer_code,
-    pulse: Callable[[RunProgress], None] = lambda _: None,
+    pulse: Callable[[Session], None] = lambda _: None,
     request: StopRequest | None = None,
 ) -> TrialReport:
     return TrialRun(view, trial, make(view), torch.device("cpu"), request or StopRequest(), pulse).run()
@@ -335,8 +334,8 @@ def _die(file: Path, options: tuple[str, ...], kind: str, pulse: int) -> None:
     torch.set_num_threads(1)
     seen: list[int] = []
 
-    def count(progress: RunProgress) -> None:
-        seen.append(progress.epoch)
+    def count(session: Session) -> None:
+        seen.append(session.epoch)
         if len(seen) == pulse:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -25,9 +25,9 @@ from hpo.storage.recovery import LOST, STOPPED, Verdict
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.trial.builder import Builder
-from hpo.trial.progress import RunProgress
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
+from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import FunctionCode, TrainingCode
@@ -69,7 +69,7 @@ def run_with(
     make: MakeCode,
     view: OpenStudy,
     request: StopRequest | None = None,
-    pulse: Callable[[RunProgress], object] = lambda _: None,
+    pulse: Callable[[Session], object] = lambda _: None,
 ) -> TrialReport:
     trial = view.study.ask()
     return TrialRun(view, trial, make(view), torch.device("cpu"), request or StopRequest(), pulse).run()
@@ -80,8 +80,8 @@ def die(study: Path, make: MakeCode, pulse: int) -> None:
     torch.set_num_threads(1)
     seen: list[int] = []
 
-    def count(progress: RunProgress) -> None:
-        seen.append(progress.epoch)
+    def count(session: Session) -> None:
+        seen.append(session.epoch)
         if len(seen) == pulse:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -157,7 +157,7 @@ class SessionContract(ABC):
     def test_training_shows_life_from_its_start_and_each_epoch(self, studies: Studies) -> None:
         seen: list[int] = []
         with self.open(studies) as (view,):
-            self.run(view, pulse=lambda progress: seen.append(progress.epoch))
+            self.run(view, pulse=lambda session: seen.append(session.epoch))
         assert seen == sorted(seen)
         assert set(seen) == set(range(EPOCHS + 1))
         assert all(seen.count(epoch) > 4 for epoch in range(EPOCHS)), "once a batch at least"
@@ -188,8 +188,8 @@ class SessionContract(ABC):
             trial, request = view.study.ask(), StopRequest()
             seen: list[int] = []
 
-            def decide(progress: RunProgress) -> None:
-                seen.append(progress.epoch)
+            def decide(session: Session) -> None:
+                seen.append(session.epoch)
                 if seen.count(2) == 2:
                     trial.set_user_attr(PRUNED_ATTR, 2)
                     request.leave()
@@ -233,8 +233,8 @@ class SessionContract(ABC):
             trial, request = view.study.ask(), StopRequest()
             seen: list[int] = []
 
-            def decide(progress: RunProgress) -> None:
-                seen.append(progress.epoch)
+            def decide(session: Session) -> None:
+                seen.append(session.epoch)
                 if seen.count(2) == 2:
                     trial.set_user_attr(PAUSE_AT_ATTR, 2)
                     request.leave()
@@ -334,8 +334,8 @@ class SessionContract(ABC):
             late, request, seen = dying(other), StopRequest(), list[int]()
             file = late.spec.output_dir / "study.db"
 
-            def remove_in_epoch_three(progress: RunProgress) -> None:
-                seen.append(progress.epoch)
+            def remove_in_epoch_three(session: Session) -> None:
+                seen.append(session.epoch)
                 if seen.count(2) == 2:
                     file.rename(file.with_name("kept.db"))
 
