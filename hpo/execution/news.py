@@ -42,7 +42,6 @@ class News:
         self._number = number
         self._metric = metric
         self._session: Session | None = None
-        self._resumed = 0
         self._told = 0
         self._next = 0.0
         self._grants = list(grants)
@@ -68,9 +67,8 @@ class News:
         self._grants.append(granted)
 
     def follow(self, session: Session, now: float) -> None:
-        """Send what is new, if that is possible without waiting; at the first call, what was resumed."""
-        if self._session is None:
-            self._session, self._resumed = session, len(session.history)
+        """Send what is new, if that is possible without waiting, what was resumed first."""
+        self._session = session
         if self._told < len(session.history) and now >= self._next:
             self._next = now + _PAUSE
             while self._told < len(session.history) and _has_room(self._channel):
@@ -94,8 +92,8 @@ class News:
             send(self._channel, Extended(self._number, tuple(self._grants[: self._granted_told])))
 
     def _say(self, session: Session) -> None:
-        resumed = self._told < self._resumed
-        end = self._resumed if resumed else len(session.history)
+        resumed = self._told < session.resumed_at
+        end = session.resumed_at if resumed else len(session.history)
         said = session.history[self._told : min(end, self._told + _LENGTH)]
         values = tuple(_number(metrics.get(self._metric)) for metrics in said)
         predicted = _number(said[-1].get("predicted_final_loss"))

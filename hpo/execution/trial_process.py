@@ -134,7 +134,6 @@ class TrialProcess:
     request: StopRequest = field(default_factory=StopRequest)
     peers: Peers = field(init=False)
     _news: News | None = None
-    _from_epoch: int | None = None
 
     def __post_init__(self) -> None:
         self.peers = Peers(self.builder, self.order.slot.devices, partial(_died, oom_kills()))
@@ -179,7 +178,7 @@ class TrialProcess:
         """How many processes like this one its worker may keep; 0 where this one is to end."""
         if not self._may_hold_device:
             return 0
-        self._from_epoch = self._news = None
+        self._news = None
         release()
         return room(self.device)
 
@@ -230,9 +229,7 @@ class TrialProcess:
 
     def _beat(self, session: Session) -> None:
         now = self.pulse[BEAT] = time.monotonic()
-        if self._from_epoch is None:
-            self._from_epoch = session.epoch
-        elif session.epoch > self._from_epoch:
+        if session.epoch > session.resumed_at:
             self.pulse[ADVANCED] = 1.0
         if self._news is not None:
             self._news.follow(session, now)

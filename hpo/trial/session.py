@@ -77,6 +77,7 @@ class Session:
         process: Id of the process that trains; a fork of it that comes here is ended.
         pulse: Called with the session again and again, as long as training advances.
         history: The metrics of each epoch that was reported, by this attempt or one that it resumes.
+        resumed_at: Epochs of the history that this attempt has not trained itself.
         first_step: What the training code calls its first epoch, see `report_step`; None: not known yet.
         stop_reason: Why training is to end or has ended early, as far as the code knows: ``"diverged"``,
             ``"pruned"``, ``"interrupted"`` or ``"paused"``.
@@ -99,11 +100,11 @@ class Session:
     inherited: int = 0
     max_epochs: int = 0
     history: list[Metrics] = field(default_factory=list)
+    resumed_at: int = 0
     first_step: int | None = None
     stop_reason: str | None = None
     _began: float = field(default_factory=time.monotonic)
     _reported_at: float = field(default_factory=time.monotonic)
-    _resumed_at: int = 0
     _resumed: bool = False
     _anew: bool = False
     _told: bool = False
@@ -123,7 +124,7 @@ class Session:
     @property
     def trained(self) -> tuple[int, float]:
         """Epochs that this attempt has trained, and the seconds that they took, up to the last report."""
-        return self.epoch - self._resumed_at, self._reported_at - self._began
+        return self.epoch - self.resumed_at, self._reported_at - self._began
 
     @property
     def started_again(self) -> bool:
@@ -178,7 +179,7 @@ class Session:
         if self._saved_early and self.first_step is None:
             raise saved_early(epoch)
         if epoch != self.epoch + 1:
-            resumed = self._resumed and not self._anew and self.epoch == self._resumed_at
+            resumed = self._resumed and not self._anew and self.epoch == self.resumed_at
             raise out_of_turn(epoch, self.epoch, resumed=resumed)
         self._record(metrics)
         self._last_report = self.stop_reason is not None or self.request.stops(self.number, self.lease)
@@ -342,7 +343,7 @@ class Session:
         """
         end_fork(self.process)
         self.history, self._resumed, self._last_report = list(history), True, False
-        self._resumed_at, self._began = len(history), time.monotonic()
+        self.resumed_at, self._began = len(history), time.monotonic()
         self.pulse(self)
         decision = self.reports.resume(self.history)
         if not (inside and decision is Decision.PAUSE):

@@ -34,7 +34,6 @@ from hpo.trial.resources import deal
 from tests.support.commands import CRAWLING, make_study, wait_until
 from tests.support.in_process import InProcessLauncher
 from tests.support.studies import Studies
-from trainer.state import TrainState
 
 pytestmark = pytest.mark.full
 
@@ -261,10 +260,9 @@ def test_training_does_not_wait_for_a_supervisor_that_does_not_listen() -> None:
     """With the channel full, news wait; what was not sent in time is sent at the end, nothing twice."""
     ours, theirs = multiprocessing.Pipe()
     news = News(theirs, 3, "val_loss")
-    state = TrainState(max_epochs=100_000)
+    state: Any = types.SimpleNamespace(max_epochs=100_000, history=[], resumed_at=0)
     news.follow(state, 0.0)
     for epoch in range(1, 60_001):
-        state.epoch = epoch
         state.history.append({"val_loss": float(epoch), "predicted_final_loss": 0.5})
         news.follow(state, float(epoch))
     heard: list[EpochsEnded] = []

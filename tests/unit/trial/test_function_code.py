@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import Pipe
 from typing import Any
 
 import optuna
 import pytest
 import torch
 
+from hpo.execution.news import News
 from hpo.storage.attributes import STARTED_AGAIN_ATTR
 from hpo.storage.ledger import Lease
 from hpo.storage.pausing import paused_at
@@ -256,3 +260,34 @@ def test_a_session_goes_to_a_parameter_named_trial() -> None:
     assert takes_session(train)
     assert not takes_session(other)
     assert not takes_session(min)
+
+
+def test_a_look_whether_to_stop_before_the_checkpoint_reports_no_epoch_again(studies: Studies) -> None:
+    request = StopRequest()
+
+    def train(session: Session) -> None:
+        assert not session.should_stop
+        state = session.load_checkpoint() or {"epoch": 0}
+        for epoch in range(state["epoch"] + 1, 4):
+            session.report(epoch, val_loss=1.0)
+            if (epoch, session.lease.attempt) == (2, 1):
+                request.leave()
+            session.save_checkpoint({"epoch": epoch})
+
+    with studies.open() as (view,):
+        assert run(view, train, request).outcome is None
+        ours, theirs = Pipe()
+        news = News(theirs, 0, "val_loss")
+        code, device = FunctionCode(train), torch.device("cpu")
+        trial = view.study.ask()
+        TrialRun(view, trial, code, device, StopRequest(), lambda session: news.follow(session, math.inf)).run()
+    news.finish()
+    theirs.close()
+    heard = []
+    with contextlib.suppress(EOFError):
+        while True:
+            heard.append(ours.recv())
+    assert [(message.first, len(message.values), message.resumed) for message in heard] == [
+        (1, 2, True),
+        (3, 1, False),
+    ]
