@@ -137,7 +137,7 @@ class Tally:
         if unit == "epochs":  # at the pace of this run
             here = done - self._trained_before
             # Below zero after a trial went back to its checkpoint.
-            return (now - self._began) / here * (of - done) if here > 0 else None
+            return (now - self._began) / here * max(0, of - done) if here > 0 else None
         busy = sum(worker.trial is not None for worker in workers)
         return seconds_left(max(0, of - done - busy), list(self._seconds.values()), workers)
 

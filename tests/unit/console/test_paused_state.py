@@ -212,6 +212,13 @@ def test_nothing_is_estimated_while_a_trial_is_before_where_it_was(given: OpenSt
     assert tally.view().left_s is None
 
 
+def test_no_time_is_left_once_more_is_trained_than_was_given(given: OpenStudy) -> None:
+    tally = Tally(given)
+    tally.heard("worker-1", TrialReport(1, None, 0.5, 50, 1.0, paused=True))
+    assert tally.progress == (52, 40, "epochs")
+    assert tally.view().left_s == 0
+
+
 def test_the_commands_say_what_it_was_granted_and_why(given: OpenStudy) -> None:
     options = ("study.epochs=40", "study.scheduler=asha", "study.pruner=none")
     rows = [line.split() for line in hpo("status", given.spec.path, *options).stdout.splitlines()]
