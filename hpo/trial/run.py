@@ -274,8 +274,8 @@ class TrialRun:
         if outcome != Outcome.OUT_OF_MEMORY or not again or not is_device_memory(error):
             return Failure(outcome, reason, text)
         parts = self.code.smaller()
-        if parts is None:
-            return Failure(outcome, f"{reason} (its batches can't be cut any further)", text)
+        if isinstance(parts, str):
+            return Failure(outcome, f"{reason} ({parts})" if parts else reason, text)
         return Failure(outcome, f"{reason}; it resumes with each batch in {parts} parts", text, parts)
 
     def _store(self, outcome: Outcome | None, known: FrozenTrial | None) -> float | None:

@@ -86,16 +86,17 @@ class TrainerCode:
             return None  # asked for too late: nothing is left to train
         return state.stop_reason
 
-    def smaller(self) -> int | None:
-        """Parts for each batch that are smaller than those of this run; None where the config can't cut them."""
-        if self._trainer is None or self._session is None:
-            return None
+    def smaller(self) -> int | str:
+        """Parts for each batch that are smaller than those of this run; see `hpo.trial.training_code`."""
+        if self._trainer is None or self._session is None:  # it ran out before there was a batch
+            return ""
         config = self._session.config
         train = self.builder.data(config)["train"]
         if is_batched(train):
-            return None
+            return "its batches are ready ones, which are not cut"
         one_by_one = make_batches(train, BatchOptions(batch_size=1), torch.device("meta"), train=True)
-        return finer(config, self._session.parts, pass_length(one_by_one))
+        parts = finer(config, self._session.parts, pass_length(one_by_one))
+        return "its batches can't be cut any further" if parts is None else parts
 
     def _prepared(self, session: Session, part: _Part) -> tuple[Trainer, Mapping[str, Any]]:
         data = self.builder.data(session.config)

@@ -64,8 +64,11 @@ class TrainingCode(Protocol):
         """
         ...
 
-    def smaller(self) -> int | None:
-        """After the device's memory ran out: parts for each batch next time; None where it can't be cut."""
+    def smaller(self) -> int | str:
+        """After the device's memory ran out: parts for each batch next time.
+
+        A text says why batches are not cut; it is empty where they were not to blame.
+        """
         ...
 
 
@@ -134,8 +137,9 @@ class FunctionCode:
         has_ended = not session.told_to_stop or 0 < session.max_epochs <= session.epoch
         return None if session.stop_reason == PAUSED and has_ended else session.stop_reason
 
-    def smaller(self) -> None:
-        """None: its batches are its own."""
+    def smaller(self) -> str:
+        """Nothing to cut: its batches are its own."""
+        return ""
 
     def _conclude(self, session: Session, returned: object) -> None:
         """Take what the function has returned as the trial's value, where it is."""

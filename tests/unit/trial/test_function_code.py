@@ -291,3 +291,13 @@ def test_a_look_whether_to_stop_before_the_checkpoint_reports_no_epoch_again(stu
         (1, 2, True),
         (3, 1, False),
     ]
+
+
+def test_a_function_that_runs_out_of_memory_has_no_batches_to_cut(studies: Studies) -> None:
+    def train(session: Session) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with studies.open("run.on_oom=retry_with_accumulation") as (view,):
+        report = run(view, train)
+    assert report.outcome == Outcome.OUT_OF_MEMORY
+    assert report.reason == "OutOfMemoryError: CUDA out of memory"

@@ -49,6 +49,18 @@ def cuda_memory(outputs, targets):
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+class Big(torch.nn.Module):
+    def __init__(self, hidden):
+        cuda_memory(None, None)
+
+
+def ready():
+    from torch.utils.data import DataLoader
+    from parts import load
+
+    return {name: DataLoader(each, 8) for name, each in load().items()}
+
+
 def leave(outputs, targets):
     sys.exit(0)
 
@@ -293,6 +305,25 @@ def test_what_a_studys_code_raises_is_the_trials_end(
         assert len(trial.user_attrs[TRACEBACK_ATTR]) < 11_000
         json.dumps([report.reason, trial.user_attrs], ensure_ascii=False).encode()
         pickle.loads(pickle.dumps(report))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model={_target_: faults.Big}", ""),
+        ("data={_target_: faults.ready}", " (its batches are ready ones, which are not cut)"),
+        ("loader.batch_size=1", " (its batches can't be cut any further)"),
+    ],
+)
+def test_batches_are_blamed_for_a_lack_of_memory_only_where_one_was_trained(
+    studies: Studies, override: str, said: str
+) -> None:
+    (studies.folder / "faults.py").write_text(FAULTS)
+    fault = "loss={_target_: faults.cuda_memory}"
+    with studies.open(fault, override, "run.on_oom=retry_with_accumulation") as (view,):
+        report = run(view)
+    assert report.outcome == Outcome.OUT_OF_MEMORY
+    assert report.reason == f"OutOfMemoryError: CUDA out of memory{said}"
 
 
 def test_an_error_is_the_trials_where_its_code_has_closed_the_streams(
