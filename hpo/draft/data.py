@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, default_convert
 
 from hpo.errors import InputError
 from trainer.data.batches import has_items
@@ -152,11 +152,13 @@ def _batch(train: Any) -> Any:
 
 def _every_target(train: Any) -> Tensor | None:
     """All targets, or those of the first samples, as one tensor; None where they are not of one shape."""
+    if (tensors := _tensors(train)) is not None:
+        return tensors[1]
     data = train.dataset if isinstance(train, DataLoader) else train
-    if isinstance(data, TensorDataset):
-        return data.tensors[1]
     given = getattr(data, "targets", getattr(data, "labels", None))
     try:
+        if _collates(train):
+            return _of_batches(train)
         if given is not None and not callable(given):
             return torch.as_tensor(given)
         count = _length(data)
@@ -164,6 +166,27 @@ def _every_target(train: Any) -> Tensor | None:
         return torch.stack([torch.as_tensor(target) for _, target in items])
     except (TypeError, ValueError, RuntimeError):
         return None
+
+
+def _of_batches(loader: Any) -> Tensor:
+    found, count = [], 0
+    for _, targets in loader:
+        found.append(torch.as_tensor(targets))
+        count += len(found[-1])
+        if count >= _LOOKED_AT:
+            break
+    return torch.cat(found)
+
+
+def _collates(train: Any) -> bool:
+    """Whether it is a loader that makes batches in a way of its own, so that its data set does not show them."""
+    return isinstance(train, DataLoader) and train.collate_fn not in (default_collate, default_convert)
+
+
+def _tensors(train: Any) -> tuple[Tensor, ...] | None:
+    """All inputs and all targets, where they lie in a tensor each."""
+    data = train.dataset if isinstance(train, DataLoader) else train
+    return data.tensors if isinstance(data, TensorDataset) and not _collates(train) else None
 
 
 def _spread(count: int) -> Sequence[int]:
@@ -184,8 +207,8 @@ def _binary(targets: Tensor | None) -> bool:
 def _tokens(train: Any, inputs: Any) -> int | None:
     if not isinstance(inputs, Tensor) or inputs.is_floating_point():
         return None
-    data = train.dataset if isinstance(train, DataLoader) else train
-    every = data.tensors[0] if isinstance(data, TensorDataset) else inputs
+    tensors = _tensors(train)
+    every = inputs if tensors is None else tensors[0]
     return int(every.max()) + 1
 
 

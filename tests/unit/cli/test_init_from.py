@@ -137,6 +137,21 @@ def loaders():
     return {name: DataLoader(data, batch_size=10) for name, data in ready().items()}
 
 
+def _in_batches(data, place):
+    def collated(items):
+        return torch.stack([item[0] for item in items]), torch.stack([item[place] for item in items])
+
+    return {name: DataLoader(data, batch_size=10, collate_fn=collated) for name in ("train", "val")}
+
+
+def collated():
+    return _in_batches(TensorDataset(x, x, y), 2)
+
+
+def encoded():
+    return _in_batches(TensorDataset(x), 0)
+
+
 class Points(Dataset):
     def __len__(self):
         return len(x)
@@ -205,7 +220,7 @@ def model_of(spec: StudySpec) -> dict[str, Any]:
     return spec.config.model or {}
 
 
-@pytest.mark.parametrize("data", ["ready", "pair", "triple", "arrays", "load", "Points", "loaders"])
+@pytest.mark.parametrize("data", ["ready", "pair", "triple", "arrays", "load", "Points", "loaders", "collated"])
 def test_a_model_and_data_of_any_shape_become_a_study_that_passes_the_check(data: str, folder: Path) -> None:
     printed = hpo("init", "--from", "net:Net", "--data", f"points:{data}").stdout
     assert "fill in" not in printed
@@ -216,8 +231,10 @@ def test_a_model_and_data_of_any_shape_become_a_study_that_passes_the_check(data
     (found,) = preflight(spec, [Slot("cpu", "cpu", None, 1)])
     assert found.warnings == []
     assert found.base.outputs == [(found.base.inputs[0][0], 3)]
-    assert ("loader.batch_size" in spec.search_space) == (data != "loaders")
-    assert (folder / "study_parts.py").exists() == (data not in ("ready", "loaders"))
+    in_batches = data in ("loaders", "collated")
+    assert ("loader.batch_size" in spec.search_space) == (not in_batches)
+    assert (folder / "study_parts.py").exists() == (not in_batches and data != "ready")
+    assert "targets are the numbers of 3 classes" in Path("study.yaml").read_text()
 
 
 def test_it_says_how_many_workers_a_study_has_by_itself(folder: Path) -> None:
@@ -288,6 +305,12 @@ def test_data_that_need_an_argument(folder: Path) -> None:
 def test_batches_that_are_mappings_need_a_step(folder: Path) -> None:
     printed = hpo("init", "--from", "net:make", "--data", "points:of_dicts").stdout
     assert "fill in loss: a batch is a mapping with x, y, and not (inputs, targets)" in printed
+
+
+def test_targets_that_the_loader_makes_itself_are_read_from_its_batches(folder: Path) -> None:
+    (folder / "coder.py").write_text("import torch\n\n\ndef Coder():\n    return torch.nn.Linear(4, 4)\n")
+    hpo("init", "--from", "coder:Coder", "--data", "points:encoded")
+    assert written().config.loss == {"_target_": "torch.nn.MSELoss"}
 
 
 def test_a_value_that_the_model_fails_with_is_not_searched(folder: Path) -> None:
