@@ -90,6 +90,8 @@ def look_at(made: object, target: str) -> Look:
         return replace(look, batch=_described(batch))
     inputs, targets = batch
     every = _every_target(train)
+    if every is None and isinstance(targets, Tensor) and not targets.is_floating_point():
+        every = targets
     counted = len(every) if isinstance(every, Tensor) else 0
     return replace(
         look,
@@ -151,20 +153,20 @@ def _batch(train: Any) -> Any:
 
 
 def _every_target(train: Any) -> Tensor | None:
-    """All targets, or those of the first samples, as one tensor; None where they are not of one shape."""
+    """All targets, or those of the first samples, as one tensor; None where there is none of them."""
     if (tensors := _tensors(train)) is not None:
         return tensors[1]
     data = train.dataset if isinstance(train, DataLoader) else train
-    given = getattr(data, "targets", getattr(data, "labels", None))
     try:
         if _collates(train):
             return _of_batches(train)
+        given = getattr(data, "targets", getattr(data, "labels", None))
         if given is not None and not callable(given):
             return torch.as_tensor(given)
         count = _length(data)
         items = islice(iter(data), _LOOKED_AT) if count is None else (data[at] for at in _spread(count))
         return torch.stack([torch.as_tensor(target) for _, target in items])
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # noqa: BLE001 - a sample's code may raise anything; `hpo check` tries the data out
         return None
 
 

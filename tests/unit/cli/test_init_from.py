@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,20 @@ def collated():
 
 def encoded():
     return _in_batches(TensorDataset(x), 0)
+
+
+class Holed(Dataset):
+    def __len__(self):
+        return len(x)
+
+    def __getitem__(self, at):
+        if at == 40:
+            raise KeyError("sample 40")
+        return x[at], y[at]
+
+
+def holed():
+    return {"train": Holed(), "val": Holed()}
 
 
 class Points(Dataset):
@@ -311,6 +326,12 @@ def test_targets_that_the_loader_makes_itself_are_read_from_its_batches(folder: 
     (folder / "coder.py").write_text("import torch\n\n\ndef Coder():\n    return torch.nn.Linear(4, 4)\n")
     hpo("init", "--from", "coder:Coder", "--data", "points:encoded")
     assert written().config.loss == {"_target_": "torch.nn.MSELoss"}
+
+
+def test_a_sample_that_fails_leaves_those_of_the_first_batch_to_count(folder: Path) -> None:
+    printed = hpo("init", "--from", "net:Net", "--data", "points:holed").stdout
+    assert re.search(r"[23] classes were counted in 8 of the 120 samples", printed)
+    assert written().config.loss == {"_target_": "torch.nn.CrossEntropyLoss"}
 
 
 def test_a_value_that_the_model_fails_with_is_not_searched(folder: Path) -> None:
