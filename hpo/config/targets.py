@@ -64,6 +64,23 @@ class TargetResolver:
         Raises:
             InputError: A part of the path can't be imported, or the path names nothing callable.
         """
+        *_, (_, found) = self._parts(path)
+        if not callable(found):
+            fix = "name a class or a function"
+            raise InputError(f"`{path}` is not callable ({type(found).__name__})", value=path, fix=fix)
+        return found  # type: ignore[no-any-return]
+
+    def module_of(self, path: str) -> str:
+        """The part of an import path that names the module.
+
+        Raises:
+            InputError: A part of the path can't be imported.
+        """
+        *_, module = (name for name, found in self._parts(path) if isinstance(found, ModuleType))
+        return module
+
+    def _parts(self, path: str) -> Iterator[tuple[str, Any]]:
+        """Each beginning of an import path, and what it names."""
         first, *rest = path.split(".")
         local = holds_module(self.folder, first)
         found: Any = self._import(f"{self._root}.{first}" if local else first, path)
@@ -71,12 +88,10 @@ class TargetResolver:
             known = sorted({item.stem for item in self.folder.glob("*.py")})
             fix = suggest_name(first, known, what=f"modules in {self.folder} are") + "; or install the package"
             raise InputError(f"can't import `{first}`: there is no such module", value=path, fix=fix)
-        for name in rest:
+        yield first, found
+        for at, name in enumerate(rest, start=1):
             found = self._member(found, name, path)
-        if not callable(found):
-            fix = "name a class or a function"
-            raise InputError(f"`{path}` is not callable ({type(found).__name__})", value=path, fix=fix)
-        return found  # type: ignore[no-any-return]
+            yield ".".join((first, *rest[:at])), found
 
     def _member(self, owner: Any, name: str, path: str) -> Any:
         try:

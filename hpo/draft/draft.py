@@ -206,7 +206,8 @@ def _of_model(
     if look is None and data is not None:
         fit = Fit(f"the data need {', '.join(needed)}", fit.notes)
     notes += fit.notes
-    own = "" if look is None else parts_text(path, look, fit.loss)
+    module = "" if look is None else resolver.module_of(path)
+    own = "" if look is None else parts_text(module, path.removeprefix(f"{module}."), look, fit.loss)
     split = own and look is not None and look.making != "ready"
     study = Draft(
         _study_name(target.rpartition(".")[2].lower()),

@@ -36,15 +36,16 @@ _PAIR = '''def load():
 '''
 
 
-def parts_text(target: str, look: Look | None, loss: Loss | str) -> str:
+def parts_text(module: str, name: str, look: Look | None, loss: Loss | str) -> str:
     """The module's text; empty where the study needs none.
 
     Args:
-        target: Import path of the person's data function or data set.
+        module: Import path of the module of the person's data function or data set.
+        name: What it is called there; with a dot where it is a part of something else.
         look: What it returns.
         loss: The loss.
     """
-    made = "" if look is None or look.making == "ready" else _load(target, look)
+    made = "" if look is None or look.making == "ready" else _load(name, look)
     own = _loss(loss) if isinstance(loss, Loss) and loss.body else ""
     if not made and not own:
         return ""
@@ -55,19 +56,19 @@ def parts_text(target: str, look: Look | None, loss: Loss | str) -> str:
     if names:
         imports.append(f"from torch.utils.data import {', '.join(names)}")
     if made:
-        module, _, name = target.rpartition(".")
-        as_own = "" if _imported(name) == name else f" as {_imported(name)}"
-        imports += [*([""] if imports else []), f"from {module} import {name}{as_own}"]
+        top = name.partition(".")[0]
+        as_own = "" if _imported(top) == top else f" as {_imported(top)}"
+        imports += [*([""] if imports else []), f"from {module} import {top}{as_own}"]
     return "\n\n\n".join(filter(None, ("\n".join([_HEAD, "", *imports]), made.rstrip(), own))) + "\n"
 
 
 def _imported(name: str) -> str:
     """The name by which the module has the person's function: its own functions and imports have theirs."""
-    return f"own_{name}" if name in _TAKEN else name
+    return f"own_{name}" if name.partition(".")[0] in _TAKEN else name
 
 
-def _load(target: str, look: Look) -> str:
-    name = _imported(target.rpartition(".")[2])
+def _load(name: str, look: Look) -> str:
+    name = _imported(name)
     if look.making != "pair":
         return (_SPLIT if look.making == "split" else _ARRAYS).format(name=name)
     names = ("train", "val", "test")[: look.sets]

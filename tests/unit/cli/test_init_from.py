@@ -127,6 +127,20 @@ def arrays():
     return x.double().numpy(), y.to(torch.int32).numpy()
 
 
+class Shelf:
+    @staticmethod
+    def load():
+        return arrays()
+
+    def pair(self):
+        return pair()
+
+
+class train:
+    load = Shelf.load
+
+
+shelf = Shelf()
 load = arrays  # named as the function that is made around it
 
 
@@ -326,6 +340,14 @@ def test_targets_that_the_loader_makes_itself_are_read_from_its_batches(folder: 
     (folder / "coder.py").write_text("import torch\n\n\ndef Coder():\n    return torch.nn.Linear(4, 4)\n")
     hpo("init", "--from", "coder:Coder", "--data", "points:encoded")
     assert written().config.loss == {"_target_": "torch.nn.MSELoss"}
+
+
+@pytest.mark.parametrize("data", ["Shelf.load", "train.load", "shelf.pair"])
+def test_data_of_a_method_are_imported_from_its_module(data: str, folder: Path) -> None:
+    hpo("init", "--from", "net:Net", "--data", f"points:{data}")
+    assert "from points import " in (folder / "study_parts.py").read_text()
+    assert check_study(written()) == []
+    preflight(written(), [Slot("cpu", "cpu", None, 1)])
 
 
 def test_a_sample_that_fails_leaves_those_of_the_first_batch_to_count(folder: Path) -> None:
