@@ -157,7 +157,9 @@ def _argument(parameter: inspect.Parameter, hint: Any, *, trains: bool) -> Argum
 def _is_plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
-    return isinstance(value, bool | int | str)
+    if isinstance(value, str):  # as an interpolation, or as a value that is missing, it would be read otherwise
+        return "${" not in value and value != FILL_IN
+    return isinstance(value, bool | int)
 
 
 def _role(name: str) -> Role | None:

@@ -390,6 +390,15 @@ def test_a_long_text_as_a_default_stays_as_it_is(prompt: str, folder: Path) -> N
     assert written().base_config()["objective"]["prompt"] == prompt
 
 
+@pytest.mark.parametrize("prompt", ["Dear ${name}", "???"])
+def test_a_default_that_a_study_file_reads_otherwise_stays_the_functions(prompt: str, folder: Path) -> None:
+    body = "    trial.report(1, val_loss=lr)\n"
+    (folder / "talk.py").write_text(f"def run(trial, lr=1e-3, prompt={prompt!r}):\n{body}")
+    assert "fill in" not in hpo("init", "--from", "talk:run").stdout
+    assert "prompt" not in written().base_config()["objective"]
+    assert check_study(written()) == []
+
+
 @pytest.mark.parametrize(
     ("module", "name"), [("größe", "gr-e"), ("предел", "study"), ("_own", "_own"), ("x" * 240, "x" * 200)]
 )
