@@ -88,6 +88,7 @@ class TrialRun:
     _outside: bool = False
     _unasked: str = ""
     _running: Session | None = None
+    _same: FrozenTrial | None = None
 
     def run(self) -> TrialReport:
         """Train, and store what became of it.
@@ -110,13 +111,12 @@ class TrialRun:
             with redirect_output(folder / "log.txt"):
                 for name in foreign:
                     print_notice(f"a folder was here that this study's database does not know; it is now {name}")
-                known = self._known()
-                outcome = self._train(folder) if known is None else Outcome(outcome_of(known))
+                outcome = self._train(folder)
                 self._say_unasked(outcome)
                 with storage.together(self._id):
                     if outcome is not None or self._paused:
                         keep_artifacts(self.opened, self._id, number, folder)
-                    value = self._store(outcome, known)
+                    value = self._store(outcome)
         except StorageInternalError as error:
             note_stop(self.opened.spec, number, attempt, f"the database failed: {first_line(error)}")
             raise
@@ -206,8 +206,15 @@ class TrialRun:
         return known if same else None
 
     def _train(self, folder: Path) -> Outcome | None:
-        """Train; returns the outcome, None for a trial that is requeued or paused."""
+        """Train, unless a trial with the same parameters has a result to be taken over.
+
+        Returns:
+            The outcome; None for a trial that is requeued or paused.
+        """
         try:
+            self._same = self._known()
+            if self._same is not None:
+                return Outcome(outcome_of(self._same))
             with only_in(self.opened.storage.process):
                 self._running = self._session(folder)
                 reason = self.code.train(self._running)
@@ -278,10 +285,10 @@ class TrialRun:
             return Failure(outcome, f"{reason} ({parts})" if parts else reason, text)
         return Failure(outcome, f"{reason}; it resumes with each batch in {parts} parts", text, parts)
 
-    def _store(self, outcome: Outcome | None, known: FrozenTrial | None) -> float | None:
+    def _store(self, outcome: Outcome | None) -> float | None:
         """Store the outcome, or that of a trial with the same parameters; returns the value."""
-        if known is not None:
-            return self._end.take_over(known)
+        if self._same is not None:
+            return self._end.take_over(self._same)
         if self._running is not None and self._running.started_again:
             self.trial.set_user_attr(STARTED_AGAIN_ATTR, self._running.lease.attempt)
         if outcome is not None or self._paused:

@@ -301,3 +301,17 @@ def test_a_function_that_runs_out_of_memory_has_no_batches_to_cut(studies: Studi
         report = run(view, train)
     assert report.outcome == Outcome.OUT_OF_MEMORY
     assert report.reason == "OutOfMemoryError: CUDA out of memory"
+
+
+class _Broken(optuna.samplers.RandomSampler):
+    def sample_independent(self, *_: Any) -> Any:
+        raise ValueError("no value comes to mind")
+
+
+@pytest.mark.parametrize("duplicates", ["allow", "reuse"])
+def test_a_sampler_that_fails_ends_its_trial_and_not_the_worker(studies: Studies, duplicates: str) -> None:
+    with studies.open(f"study.duplicates={duplicates}") as (view,):
+        view.study.sampler = _Broken()
+        report = run(view, lambda _: 0.5)
+        assert stored(view).state == optuna.trial.TrialState.FAIL
+    assert (report.outcome, report.reason) == (Outcome.ERROR, "ValueError: no value comes to mind")
