@@ -131,12 +131,20 @@ def _readable(log: Path) -> BinaryIO:
 
 
 def _outcome(opened: OpenStudy, number: int) -> str:
-    """A trial's outcome, or what it is before its end; StudyError where the study has no such trial."""
+    """A trial's outcome, or what it is before its end.
+
+    Raises:
+        StudyError: The study has no such trial, or has been deleted.
+    """
     from hpo.study.outcome import outcome_of
     from hpo.study.own_trials import own_trials
 
     outcomes = {trial.number: outcome_of(trial) for trial in own_trials(opened)}
     if number not in outcomes:
+        try:
+            opened.storage.get_study_name_from_id(opened.study_id)
+        except KeyError:
+            raise StudyError(f"the study {opened.spec.study.name} has been deleted") from None
         some = f"its trials are 0 to {max(outcomes)}" if outcomes else "it has no trial yet"
         raise StudyError(f"the study {opened.spec.study.name} has no trial {number}\n  fix: {some}")
     return outcomes[number]

@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
+from hpo.cli.logs import _outcome
 from hpo.config.spec import load_spec
+from hpo.errors import StudyError
 from hpo.study.open_study import load_study
 from tests.support.commands import MODEL, PATIENCE, hpo, make_study, start_hpo
 from tests.support.in_process import workers_in_process
+from tests.support.studies import Studies, ask
 
 pytestmark = pytest.mark.full
 
@@ -127,6 +131,15 @@ def test_a_log_is_followed_over_attempts_to_the_trials_end(tmp_path: Path) -> No
     for folder, part in zip(attempts, (first, second), strict=True):
         assert (folder / "log.txt").read_text() in part
     assert printed.endswith("training ended after epoch 6 of 6\n")
+
+
+def test_a_study_that_is_deleted_while_its_log_is_followed_is_said_to_be(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        assert _outcome(view, trial.number) == "running"
+        optuna.delete_study(study_name=view.spec.study.name, storage=view.spec.storage_url)
+        with pytest.raises(StudyError, match="the study tiny has been deleted"):
+            _outcome(view, trial.number)
 
 
 def test_a_log_that_can_not_be_read(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
