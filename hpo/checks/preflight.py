@@ -38,6 +38,7 @@ from hpo.config.schema_space import CategoricalParam
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
+from hpo.study.folders import CHECKPOINTS
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.forks import only_in
@@ -329,7 +330,7 @@ def _check_goals(attempt: Attempt, trainer: Trainer) -> None:
 def _round_trip(attempt: Attempt, trainer: Trainer, folder: Path) -> list[Finding]:
     """Save, read with ``weights_only``, and load again."""
     if trainer.group.strategy == "fsdp":  # whole checkpoints are made within a run, where all ranks meet
-        if newest_checkpoint([folder / "checkpoints"]) is None:
+        if newest_checkpoint([folder / CHECKPOINTS]) is None:
             raise attempt.unsaved(CheckpointError("none that can be read was written"))
         return []
     try:

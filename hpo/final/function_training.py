@@ -19,8 +19,9 @@ from hpo.final.stamp import write_json
 from hpo.final.training import DivergedError, Start
 from hpo.search.schedulers.scheduler import Decision
 from hpo.storage.ledger import Lease
+from hpo.study.folders import CHECKPOINTS
 from hpo.trial.builder import Builder
-from hpo.trial.checkpoints import FOLDER, Checkpoints
+from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.named_in import draws_parameters
 from hpo.trial.reports import Reports
 from hpo.trial.session import Session
@@ -97,7 +98,7 @@ def train_function(builder: Builder, start: Start, *, device: torch.device) -> d
         problem = f"`{node[TARGET]}` draws its parameters itself, so there is no base config to train"
         raise InputError(problem, path="--trial", fix="add `--trial best`, or a trial's number")
     folder = spec.output_dir / "final"
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     session = _session(spec, start, folder, device)
     session.keep_config(session.config)

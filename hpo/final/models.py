@@ -17,7 +17,7 @@ from hpo.errors import InputError, StudyError
 from hpo.storage.attributes import BEST_ATTR
 from hpo.storage.lineage import trained_as
 from hpo.study.code_record import trial_codes
-from hpo.study.folders import attempt_folders
+from hpo.study.folders import CHECKPOINTS, attempt_folders
 from hpo.study.joining import config_warning
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.own_trials import best_trial, own_trials
@@ -175,7 +175,7 @@ def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     Raises:
         StudyError: There is none that can be read.
     """
-    folders = [folder / "checkpoints" for folder in attempt_folders(opened.spec, trained_as(trial))]
+    folders = [folder / CHECKPOINTS for folder in attempt_folders(opened.spec, trained_as(trial))]
     epoch = (trial.user_attrs.get(BEST_ATTR) or {}).get("epoch")
     if epoch is None:
         newest = newest_checkpoint(folders)

@@ -12,7 +12,7 @@ import torch
 
 from hpo.final.stamp import STAMP_FILE, read_json, stamp_of, write_json
 from hpo.final.training import DivergedError, Start, train_at
-from hpo.study.folders import redirect_output
+from hpo.study.folders import CHECKPOINTS, redirect_output
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.peers import Peers
 from trainer.checkpoint.files import list_checkpoints
@@ -78,7 +78,7 @@ class SeedTrainer:
         before = _finished(folder, stamp)
         if before is None:
             _open(folder, stamp)
-            begun = list_checkpoints([folder / "checkpoints"])
+            begun = list_checkpoints([folder / CHECKPOINTS])
             how = f"resuming from epoch {begun[-1].epoch}" if begun else "training"
             print(f"{label}: {how}, log in {folder / 'log.txt'}", flush=True)
             self._train(start, RunPlace(folder, f"final-{subject}-seed-{seed}", start.params))

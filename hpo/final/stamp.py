@@ -11,6 +11,7 @@ from typing import Any, Final
 from hpo.config.code import code_identity
 from hpo.config.identity import identity
 from hpo.config.spec import StudySpec
+from hpo.study.folders import CHECKPOINTS
 from hpo.study.lineage import Stage
 from hpo.study.outcome import finite
 from trainer.checkpoint.files import list_checkpoints
@@ -58,7 +59,7 @@ def stamp_of(
 def clear(folder: Path) -> None:
     """Remove an earlier training's checkpoints and its stamp: what comes to this folder now is of another run."""
     (folder / STAMP_FILE).unlink(missing_ok=True)
-    for file in list_checkpoints([folder / "checkpoints"]):
+    for file in list_checkpoints([folder / CHECKPOINTS]):
         file.path.unlink()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from hpo.errors import StudyError
-from hpo.study.folders import is_attempt
+from hpo.study.folders import CHECKPOINTS, is_attempt
 
 #: How the name of a file begins that is being written, or whose writer was killed.
 HALF_WRITTEN: Final = ".epoch-"
@@ -66,7 +66,7 @@ def scan(output_dir: Path) -> dict[int, list[StoredFile]]:
                 file
                 for attempt in _entries(trial)
                 if is_attempt(attempt.name) and not attempt.is_symlink()
-                for file in _stored_files(Path(attempt.path, "checkpoints"))
+                for file in _stored_files(Path(attempt.path, CHECKPOINTS))
             ]
     return found
 

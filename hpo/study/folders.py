@@ -15,6 +15,8 @@ from hpo.wording import listed
 OWN_FOLDERS: Final = ("trials", "artifacts", "final", "logs", "agents")
 #: Says whose the output folder is.
 OWNER_FILE: Final = "study-name.txt"
+#: Of a training: its checkpoints.
+CHECKPOINTS: Final = "checkpoints"
 _STOP_NOTE: Final = "stopped.txt"
 #: Logs of workers that an earlier version may have left, and of what an engine has started (`hpo submit`).
 _EARLY_LOGS: Final = ("logs/*worker-*.log", "agents/driver*.log", "agents/agent-*.log")

@@ -34,7 +34,7 @@ from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import DatabaseError, first_line
 from hpo.storage.pausing import paused_at, pruned_at_end
 from hpo.study.checkpoint_files import HALF_WRITTEN, StoredFile, scan, total_size, unlink
-from hpo.study.folders import attempt_folders
+from hpo.study.folders import CHECKPOINTS, attempt_folders
 from hpo.study.outcome import outcome_of
 from hpo.study.own_trials import own_trials, ranked_trials
 from hpo.study.standing import seen, standing_of
@@ -276,7 +276,7 @@ def _going(
 ) -> tuple[StoredFile, ...]:
     """Which of a trial's files may go."""
     there = {file.path: file for file in files}
-    folders = [folder / "checkpoints" for folder in attempt_folders(opened.spec, trial.number)]
+    folders = [folder / CHECKPOINTS for folder in attempt_folders(opened.spec, trial.number)]
     checkpoints = [file for file in list_checkpoints(folders) if file.path in there]
     going = {file.path for file in checkpoints if file.batch or file.epoch not in held}
     if spare_only:

@@ -22,6 +22,7 @@ from hpo.config.schema_metrics import METRIC_KEYS
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver, instantiate, is_refused, named_targets
 from hpo.errors import InputError
+from hpo.study.folders import CHECKPOINTS
 from hpo.trial.callbacks import CALLBACKS, configured
 from hpo.trial.lightning_module import refuse_lightning
 from hpo.trial.optimizer import make_optimizers, make_schedulers
@@ -54,7 +55,7 @@ class RunPlace:
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
-        return self.folder / "checkpoints"
+        return self.folder / CHECKPOINTS
 
 
 @dataclass

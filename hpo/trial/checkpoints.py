@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from hpo.study.folders import print_notice
+from hpo.study.folders import CHECKPOINTS, print_notice
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
 from trainer.checkpoint.manager import (
     CheckpointManager,
@@ -21,7 +21,6 @@ from trainer.checkpoint.manager import (
 from trainer.checkpoint.retention import best_epochs, retained
 from trainer.state import Mode
 
-FOLDER: Final = "checkpoints"
 #: Latest checkpoints that stay beside the best one; a damaged one is replaced by the one before it.
 _KEEP_LAST: Final = 2
 
@@ -53,7 +52,7 @@ class Checkpoints:
     def __init__(
         self, attempts: Sequence[Path], device: torch.device | str = "cpu", source: Source | None = None
     ) -> None:
-        self._folders = [folder / FOLDER for folder in attempts]
+        self._folders = [folder / CHECKPOINTS for folder in attempts]
         self._manager = CheckpointManager(self._folders[-1])
         self._device = device
         self._source = source
@@ -80,7 +79,7 @@ class Checkpoints:
         source = self._source
         if source is None:
             return None
-        found = find_checkpoint([folder / FOLDER for folder in source.attempts], source.epoch, self._device)
+        found = find_checkpoint([folder / CHECKPOINTS for folder in source.attempts], source.epoch, self._device)
         if found is None:
             raise CheckpointError(
                 f"it is a fork of trial {source.parent} after epoch {source.epoch}, of which that trial has no "

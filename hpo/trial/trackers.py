@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hpo.config.hidden import hidden
 from hpo.config.spec import StudySpec
-from hpo.study.folders import is_attempt
+from hpo.study.folders import CHECKPOINTS, is_attempt
 from trainer.callbacks.mirror import flat
 
 #: In a trial's folder: what its run is called elsewhere, the same for each attempt.
@@ -41,7 +41,7 @@ class Shown:
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
-        return self.folder / "checkpoints"
+        return self.folder / CHECKPOINTS
 
     @property
     def _is_trial(self) -> bool:
@@ -66,7 +66,7 @@ class Shown:
             **defaults,
             **written,
             **self._places(),
-            "checkpoints": [folder / "checkpoints" for folder in self._attempts()],
+            "checkpoints": [folder / CHECKPOINTS for folder in self._attempts()],
             "run_id": self._key(),
             "config": self._parameters,
             "monitor": study.metric,
