@@ -14,8 +14,9 @@ from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 from hpo.errors import InputError, collected
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
 from hpo.trial.callbacks import CALLBACKS, configured
+from hpo.trial.place import RunPlace
 from trainer import Callback
 from trainer.callbacks import NaNDetection
 from trainer.recorded import names_in

@@ -39,11 +39,12 @@ from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
 from hpo.study.folders import CHECKPOINTS
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
 from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.forks import only_in
 from hpo.trial.peer import Seat
 from hpo.trial.peers import Peers
+from hpo.trial.place import RunPlace
 from hpo.trial.resources import Slot
 from hpo.wording import listed
 from trainer import Trainer

@@ -13,8 +13,9 @@ import torch
 from hpo.final.stamp import STAMP_FILE, read_json, stamp_of, write_json
 from hpo.final.training import DivergedError, Start, train_at
 from hpo.study.folders import CHECKPOINTS, redirect_output
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
 from hpo.trial.peers import Peers
+from hpo.trial.place import RunPlace
 from trainer.checkpoint.files import list_checkpoints
 from trainer.state import DIVERGED
 

@@ -22,9 +22,10 @@ from hpo.study.code_record import trial_codes
 from hpo.study.lineage import Stage, lineage_of
 from hpo.study.open_study import OpenStudy
 from hpo.study.own_trials import trial_value
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
 from hpo.trial.peer import Seat
 from hpo.trial.peers import Peers
+from hpo.trial.place import RunPlace
 from hpo.trial.run_length import NO_PROGRESS, Progress
 from trainer import Trainer
 from trainer.callback import Callback, TrainerView

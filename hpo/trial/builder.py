@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -22,10 +21,10 @@ from hpo.config.schema_metrics import METRIC_KEYS
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver, instantiate, is_refused, named_targets
 from hpo.errors import InputError
-from hpo.study.folders import CHECKPOINTS
 from hpo.trial.callbacks import CALLBACKS, configured
 from hpo.trial.lightning_module import refuse_lightning
 from hpo.trial.optimizer import make_optimizers, make_schedulers
+from hpo.trial.place import RunPlace
 from hpo.trial.run_length import NO_PROGRESS, Progress, plan_of, with_numbers
 from hpo.trial.trackers import Shown
 from trainer import BatchOptions, Callback, Trainer, load_weights
@@ -36,26 +35,6 @@ from trainer.metrics.whole_set import MAX_BYTES, WholeSet
 
 #: Keys of `trainer` that are arguments of the Trainer as they are.
 _HANDED_OVER: Final = ("validate_every", "precision", "compile", "cuda_graph", "strategy", "deterministic")
-
-
-@dataclass(frozen=True)
-class RunPlace:
-    """Where one training run puts its things and what it is called there.
-
-    Attributes:
-        folder: Folder for its files.
-        name: Name shown in W&B and MLflow.
-        params: The trial's parameters.
-    """
-
-    folder: Path
-    name: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.folder / CHECKPOINTS
 
 
 @dataclass
@@ -240,7 +219,7 @@ class Builder:
         """
         row = CALLBACKS[name]
         refuse_wrong_types(self.spec, join_path(("callbacks", name)), row.kind, arguments)
-        shown = Shown(self.spec, place.folder, place.name, place.params, config)
+        shown = Shown(self.spec, place, config)
         try:
             return row.kind(**row.fill(shown, arguments))
         except ImportError as error:

@@ -49,16 +49,16 @@ def _mode_of(run: Shown, metric: str) -> str:
 
 
 def _checkpointed(run: Shown, written: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_followed(run, written), "folder": run.checkpoints}
+    return {**_followed(run, written), "folder": run.place.checkpoints}
 
 
 def _notified(run: Shown, written: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_followed(run, written), "name": f"{run.spec.study.name}, {run.name}"}
+    return {**_followed(run, written), "name": f"{run.spec.study.name}, {run.place.name}"}
 
 
 def _in_folder(argument: str, file: str) -> Fill:
     def fill(run: Shown, written: Mapping[str, Any]) -> dict[str, Any]:
-        return {**written, argument: run.folder / file}
+        return {**written, argument: run.place.folder / file}
 
     return fill
 

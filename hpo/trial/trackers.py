@@ -11,6 +11,7 @@ from typing import Any, Final
 from hpo.config.hidden import hidden
 from hpo.config.spec import StudySpec
 from hpo.study.folders import CHECKPOINTS, is_attempt
+from hpo.trial.place import RunPlace
 from trainer.callbacks.mirror import flat
 
 #: In a trial's folder: what its run is called elsewhere, the same for each attempt.
@@ -26,31 +27,22 @@ class Shown:
 
     Attributes:
         spec: The study file.
-        folder: Where this attempt writes.
-        name: The run's name.
-        params: The trial's parameters.
+        place: Where this attempt writes, the run's name, and the trial's parameters.
         config: What the trainer is built from.
     """
 
     spec: StudySpec
-    folder: Path
-    name: str
-    params: Mapping[str, Any]
+    place: RunPlace
     config: Mapping[str, Any]
 
     @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.folder / CHECKPOINTS
-
-    @property
     def _is_trial(self) -> bool:
-        return is_attempt(self.folder.name)
+        return is_attempt(self.place.folder.name)
 
     @property
     def _parameters(self) -> dict[str, Any]:
-        if self.params:
-            return dict(self.params)
+        if self.place.params:
+            return dict(self.place.params)
         return flat(hidden({key: self.config[key] for key in _SECTIONS if key in self.config}))
 
     def wandb(self, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +51,7 @@ class Shown:
         defaults = {
             "project": study.name,
             "group": study.name,
-            "name": self.name,
+            "name": self.place.name,
             "job_type": "trial" if self._is_trial else "final",
         }
         return {
@@ -80,7 +72,7 @@ class Shown:
         given = written.get("tags") or {}
         return {
             "experiment": study.name,
-            "name": self.name,
+            "name": self.place.name,
             **written,
             "tracking_uri": _from_folder(written.get("tracking_uri"), self.spec.folder),
             "tags": tags | dict(given) if isinstance(given, Mapping) else given,
@@ -96,9 +88,9 @@ class Shown:
         study = self.spec.study
         return {
             "project": study.name,
-            "name": self.name,
+            "name": self.place.name,
             **written,
-            "folder": self.folder / "comet",
+            "folder": self.place.folder / "comet",
             "run_key": self._key(),
             "params": self._parameters,
             "monitor": study.metric,
@@ -116,7 +108,7 @@ class Shown:
 
     @property
     def _of_all_attempts(self) -> Path:
-        return self.folder.parent if self._is_trial else self.folder
+        return self.place.folder.parent if self._is_trial else self.place.folder
 
     def step_metrics(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments of the callback that records single steps."""
@@ -124,23 +116,24 @@ class Shown:
 
     def _places(self) -> dict[str, Any]:
         """Where this attempt writes, and where those before it did."""
-        return {"folder": self.folder, "earlier": [other for other in self._attempts() if other != self.folder]}
+        own = self.place.folder
+        return {"folder": own, "earlier": [other for other in self._attempts() if other != own]}
 
     def _attempts(self) -> list[Path]:
         """Folders of all attempts at this run."""
         if not self._is_trial:
-            return [self.folder]
-        return [folder for folder in self.folder.parent.glob("attempt-*") if is_attempt(folder.name)]
+            return [self.place.folder]
+        return [folder for folder in self.place.folder.parent.glob("attempt-*") if is_attempt(folder.name)]
 
     def _key(self) -> str:
         """What the run is called elsewhere: random, so that a study that was deleted and begun anew is another."""
         token = secrets.token_hex(4)
         if not self._is_trial:
-            return f"{self.name}-{token}"
-        file = self.folder.parent / _KEY_FILE
+            return f"{self.place.name}-{token}"
+        file = self.place.folder.parent / _KEY_FILE
         key = file.read_text(encoding="ascii") if file.exists() else ""
         if not key:  # one attempt at a time comes here
-            key = f"{self.name}-{token}"
+            key = f"{self.place.name}-{token}"
             file.write_text(key, encoding="ascii")
         return key
 

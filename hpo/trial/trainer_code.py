@@ -12,12 +12,13 @@ import torch
 from hpo.config.targets import TARGET
 from hpo.errors import StudyError
 from hpo.study.outcome import prediction_record
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
 from hpo.trial.callbacks import configured
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.micro_batch import MicroBatches, cut, finer
 from hpo.trial.peer import Seat
 from hpo.trial.peers import Peers
+from hpo.trial.place import RunPlace
 from hpo.trial.pruner_callback import PrunerCallback
 from hpo.trial.session import Session
 from hpo.trial.watch import Watch

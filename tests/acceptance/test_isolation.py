@@ -137,7 +137,8 @@ ALONE = """
 import json, sys, tempfile
 from pathlib import Path
 import torch
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
+from hpo.trial.place import RunPlace
 from hpo.config.spec import load_spec
 
 torch.set_num_threads(1)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hpo.study.lineage import Stage
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
+from hpo.trial.place import RunPlace
 from trainer import Trainer
 from trainer.callback import Callback, TrainerView
 from trainer.recorded import Metrics

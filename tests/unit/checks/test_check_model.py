@@ -7,7 +7,8 @@ import torch
 
 from hpo.checks.checks import check_study
 from hpo.errors import InputError
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
+from hpo.trial.place import RunPlace
 from tests.support.commands import MODEL, STUDY
 from tests.support.studies import Studies
 

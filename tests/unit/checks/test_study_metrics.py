@@ -14,8 +14,9 @@ from hpo.checks.check_metrics import check_metrics
 from hpo.checks.preflight import preflight
 from hpo.config.spec import load_spec
 from hpo.errors import InputError
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
 from hpo.trial.micro_batch import cut
+from hpo.trial.place import RunPlace
 from hpo.trial.resources import Slot
 from tests.support.commands import hpo as command
 from tests.support.commands import hpo_json

@@ -15,7 +15,8 @@ import torch
 from hpo.errors import StudyError
 from hpo.final.training import Start, start_of_base, start_of_trial, train_at, train_final
 from hpo.study.open_study import OpenStudy
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
+from hpo.trial.place import RunPlace
 from tests.support.studies import Studies
 from tests.unit.trial.test_objective import run
 from trainer import Trainer

@@ -14,7 +14,8 @@ import torch
 from hpo.final.seed_run import SeedTrainer
 from hpo.final.training import start_of_trial, train_at, train_final
 from hpo.study.open_study import OpenStudy
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
+from hpo.trial.place import RunPlace
 from tests.support.forking import RATE, ForkOnce
 from tests.support.studies import Studies
 from tests.unit.study.test_forking import OVERRIDES, checkpoint, run_all, trials_of

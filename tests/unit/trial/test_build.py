@@ -15,8 +15,9 @@ from hpo.checks.check_callbacks import check_callbacks
 from hpo.checks.check_metrics import check_metric
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError, together
-from hpo.trial.builder import Builder, RunPlace, make_loss
+from hpo.trial.builder import Builder, make_loss
 from hpo.trial.callbacks import CALLBACKS, offered_callbacks
+from hpo.trial.place import RunPlace
 from hpo.trial.run_length import Progress
 from tests.support import mlflow_store
 from tests.support.studies import Studies

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpo.trial.callbacks import CALLBACKS
+from hpo.trial.place import RunPlace
 from hpo.trial.trackers import Shown
 from tests.support.studies import Studies
 from trainer import Callback, callbacks
@@ -18,7 +19,7 @@ NOT_OFFERED = {"ConfigSaver", "LRFinder"}
 
 def shown(studies: Studies) -> Shown:
     spec = studies.spec()
-    return Shown(spec, studies.folder / "attempt-1", "trial-0", {"optimizer.lr": 0.1}, spec.resolve())
+    return Shown(spec, RunPlace(studies.folder / "attempt-1", "trial-0", {"optimizer.lr": 0.1}), spec.resolve())
 
 
 def test_every_shipped_callback_has_a_row() -> None:

@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from hpo.final.starting import start_from
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
 from hpo.trial.micro_batch import MicroBatches, cut, finer
+from hpo.trial.place import RunPlace
 from tests.support.studies import Studies
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import GradientAccumulation

@@ -13,7 +13,8 @@ from hpo.checks.meaning import check_meaning
 from hpo.checks.schedule_errors import check_schedule
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
+from hpo.trial.place import RunPlace
 from tests.support.studies import Studies
 from trainer import Trainer
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from hpo.errors import InputError
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.builder import Builder
 from hpo.trial.micro_batch import cut
+from hpo.trial.place import RunPlace
 from hpo.trial.run_length import Progress, run_length
 from tests.support.commands import STUDY, hpo, hpo_json, make_study
 from tests.support.studies import Studies
