@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpo.api.study import Study
-from hpo.api.values import Call, Categorical, Float, Int
+from hpo.api.values import Call, Categorical, Float, Int, main_module
 from hpo.config.code import is_own_file
 from hpo.config.paths import show
 from hpo.config.study_modules import public_name
@@ -56,12 +56,9 @@ def _name(target: Callable[..., Any]) -> str:
 
 def _module_name(target: Callable[..., Any]) -> str:
     """The dotted name by which a worker imports the function's module."""
-    main = sys.modules["__main__"]
     if target.__module__ != "__main__":
         return public_name(target.__module__)
-    if main.__spec__ is not None:  # python -m
-        return main.__spec__.name
-    return Path(getattr(main, "__file__", None) or "notebook").stem
+    return main_module() or "notebook"
 
 
 def _folder(target: Callable[..., Any]) -> Path:

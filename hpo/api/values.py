@@ -197,20 +197,18 @@ class PlainWriter:
         return {name: self.plain(item, (*keys, name)) for name, item in value.items()}
 
     def _main_module(self, target: Any, keys: Keys) -> str:
-        """What a worker imports to find something of the script that runs now."""
-        main = sys.modules["__main__"]
-        if main.__spec__ is not None:  # python -m
-            return main.__spec__.name
-        file = getattr(main, "__file__", None)
-        if file is None:
+        """As `main_module`, refused where a worker could not import that."""
+        name, main = main_module(), sys.modules["__main__"]
+        if name is None:
             problem = "stands in a notebook or an interactive session, so workers can't import it"
             fix = "write it into a file beside it, as `%%writefile model.py` does, and import it from there"
             raise _error(problem, keys, target, fix)
-        script = Path(file).resolve()
-        if script.parent != self.folder.resolve() or script.suffix != ".py" or not script.stem.isidentifier():
+        script = Path(str(main.__file__)).resolve()
+        importable = script.parent == self.folder.resolve() and script.suffix == ".py" and name.isidentifier()
+        if main.__spec__ is None and not importable:
             problem = f"stands in {script.name}, which is no module of the study's folder {self.folder}"
             raise _error(problem, keys, target, _IN_A_MODULE)
-        return script.stem
+        return name
 
     def _refuse_namesake(self, top: str, target: Any, keys: Keys) -> None:
         """Refuse a module that the study's folder has under the same name: workers would import that one."""
@@ -220,6 +218,15 @@ class PlainWriter:
         if not Path(file).resolve().is_relative_to(self.folder.resolve()):
             problem = f"stands in {file}, and the study's folder {self.folder} has a `{top}` of its own"
             raise _error(problem, keys, target, "rename one of the two, or give the study another `folder=`")
+
+
+def main_module() -> str | None:
+    """What a worker imports to find something of the script that runs now; None where that is no file."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m
+        return main.__spec__.name
+    file = getattr(main, "__file__", None)
+    return None if file is None else Path(file).stem
 
 
 def _is_named(value: Any) -> bool:
