@@ -50,7 +50,7 @@ def status(
         raise InputError("is about `--watch`", path="--interval", value=str(interval), fix="give `--watch` too")
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     if watch:
-        from hpo.cli.watch import watch as watch_study
+        from hpo.console.watch import watch as watch_study
 
         watch_study(spec, 2.0 if interval is None else interval, json_=json_)
         return

@@ -10,12 +10,12 @@ import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
-from hpo.cli.watch import study_view
 from hpo.console.events import EventWriter
 from hpo.console.lines import Reporter
 from hpo.console.live import GrantView, picture
 from hpo.console.snapshot import Looks, has_ended
 from hpo.console.tally import Tally, viewed
+from hpo.console.watch import study_view
 from hpo.errors import StudyError
 from hpo.execution.messages import EpochsEnded, Extended, Started
 from hpo.storage.attributes import FORK_ATTR, GRANTS_ATTR

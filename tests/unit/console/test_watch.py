@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from hpo.cli.watch import _as_line, _look, _view, study_view
 from hpo.console.snapshot import Look, Looks, thinned
+from hpo.console.watch import _as_line, _look, _view, study_view
 from hpo.errors import StudyError
 from hpo.storage.agents import Joining, end, register
 from hpo.storage.ledger import Owner

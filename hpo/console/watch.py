@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
 
+from hpo.config.spec import StudySpec
+from hpo.console.live import Picture, StudyView, seconds_left
 from hpo.console.output import flushed
 from hpo.console.screen import Screen, is_drawable
+from hpo.console.snapshot import Look, Looks
 from hpo.console.tally import viewed
 from hpo.errors import StudyError
+from hpo.storage.outage import DatabaseAwayError
+from hpo.study.open_study import OpenStudy, load_study
+from hpo.study.outcome import UNFINISHED, finite
+from hpo.study.status import best_in_words
 from hpo.wording import best_list, study_progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpo.config.spec import StudySpec
-    from hpo.console.live import StudyView
-    from hpo.console.snapshot import Look, Looks
-    from hpo.study.open_study import OpenStudy
 
 
 def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
@@ -38,9 +37,6 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
     Raises:
         StudyError: There is no such study, or it has been deleted.
     """
-    from hpo.console.snapshot import Looks
-    from hpo.study.open_study import load_study
-
     opened = load_study(spec)
     try:
         looks = Looks(opened)
@@ -60,8 +56,6 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
 
 def _look(opened: OpenStudy, looks: Looks) -> tuple[Look | None, str]:
     """What is there to see, or why nothing is."""
-    from hpo.storage.outage import DatabaseAwayError
-
     try:
         with opened.storage.patience.whole():
             return looks.look(), ""
@@ -110,8 +104,6 @@ class _Lines:
 
 
 def _as_json(found: Look | None, problem: str) -> str:
-    from hpo.study.outcome import finite
-
     status = {} if found is None else found.status
     data = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "problem": problem or None, **status}
     return json.dumps(finite(data), allow_nan=False)
@@ -120,9 +112,6 @@ def _as_json(found: Look | None, problem: str) -> str:
 def _as_line(opened: OpenStudy, found: Look | None, problem: str) -> str:
     if found is None:
         return problem
-    from hpo.study.outcome import UNFINISHED
-    from hpo.study.status import best_in_words
-
     status = found.status
     done, of, unit = study_progress(status)
     parts = [f"{done}/{of} {unit}"]
@@ -151,10 +140,7 @@ class _Drawing:
         """Leave the last picture."""
         self._screen.close(None if self._found is None else self._picture())
 
-    def _picture(self) -> Any:
-        from hpo.console.live import Picture
-        from hpo.console.snapshot import Look
-
+    def _picture(self) -> Picture:
         found = self._found or Look({}, {}, set(), {}, {})
         return Picture(study_view(self._opened, found, self._problem))
 
@@ -167,8 +153,6 @@ def study_view(opened: OpenStudy, found: Look, problem: str = "") -> StudyView:
         found: What has been found; nothing, before the first look that the database has answered.
         problem: What a person should know of the look.
     """
-    from hpo.console.live import StudyView, seconds_left
-
     study, status = opened.spec.study, found.status
     if not status:
         notices = [problem] if problem else []
