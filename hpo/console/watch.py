@@ -162,7 +162,7 @@ def study_view(opened: OpenStudy, found: Look, problem: str = "") -> StudyView:
     workers = [viewed(entry, with_host=several) for entry in running]
     best = best_list(status["best"])
     done, of, unit = study_progress(status)
-    left = of - done
+    left = max(0, of - done)
     notices = [problem] if problem else [] if workers or not left else ["no trial is running"]
     return StudyView(
         study.name,

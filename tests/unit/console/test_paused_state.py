@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from optuna.trial import TrialState
@@ -217,6 +218,9 @@ def test_no_time_is_left_once_more_is_trained_than_was_given(given: OpenStudy) -
     tally.heard("worker-1", TrialReport(1, None, 0.5, 50, 1.0, paused=True))
     assert tally.progress == (52, 40, "epochs")
     assert tally.view().left_s == 0
+    found = Looks(given).look()
+    done = {**found.status, "epochs": {"trained": 52, "limit": 40}, "running_trials": []}
+    assert study_view(given, replace(found, status=done)).notices == []
 
 
 def test_the_commands_say_what_it_was_granted_and_why(given: OpenStudy) -> None:
