@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpo.storage.grants import Granted, granted_after
+from hpo.study.thinning import evenly
 from hpo.wording import parameter, reason_of_grant, shown
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -177,9 +178,7 @@ def sparkline(values: Sequence[float | None], width: int = _CURVE, *, ascii_only
     A curve longer than the line is thinned out, its last value stays. What is no finite number is an ``x``; an
     epoch without a value is left out.
     """
-    points = [value for value in values if value is not None]
-    if len(points) > width:
-        points = [points[(index + 1) * len(points) // width - 1] for index in range(width)]
+    points = evenly([value for value in values if value is not None], width)
     finite = [value for value in points if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     bars = _ASCII_BARS if ascii_only else _BARS

@@ -20,6 +20,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, outcome_of
 from hpo.study.own_trials import own_among
 from hpo.study.status import study_status
+from hpo.study.thinning import evenly
 from hpo.wording import study_progress
 
 #: Points of a curve that are shown at most.
@@ -130,12 +131,5 @@ def _progress(trial: FrozenTrial, started: float | None) -> dict[str, Any]:
         "value": trial.intermediate_values[steps[-1]] if steps else None,
         "seconds": None if started is None else max(0.0, time.time() - started),
         "grants": grants_of(trial),
-        "curve": [[step, trial.intermediate_values[step]] for step in thinned(steps, _POINTS)],
+        "curve": [[step, trial.intermediate_values[step]] for step in evenly(steps, _POINTS)],
     }
-
-
-def thinned(items: Sequence[Any], count: int) -> list[Any]:
-    """At most ``count`` of the items, evenly spread; the last one is always among them."""
-    if len(items) <= count:
-        return list(items)
-    return [items[(index + 1) * len(items) // count - 1] for index in range(count)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qs, urlsplit
 
 import sqlalchemy as sa
@@ -20,8 +20,7 @@ from hpo.storage.optuna_private import TRIALS, id_of_study, id_of_trial, pareto_
 from hpo.storage.outlines import outlined_trials
 from hpo.storage.pausing import paused_at
 from hpo.study.ranking import is_feasible
-
-_T = TypeVar("_T")
+from hpo.study.thinning import evenly
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -91,8 +90,7 @@ class SampledStorage(ShownStorage):
         steps = sorted(trial.intermediate_values)
         if len(steps) <= _MOST_POINTS or trial.number in self._opened:
             return trial
-        kept = _spread(steps[::-1], _MOST_POINTS)
-        trial.intermediate_values = {step: trial.intermediate_values[step] for step in reversed(kept)}
+        trial.intermediate_values = {step: trial.intermediate_values[step] for step in evenly(steps, _MOST_POINTS)}
         return trial
 
     def _counts(self) -> dict[int, int]:
@@ -125,7 +123,7 @@ def _chosen(
     ):
         kept.update((trial.number, trial) for trial in some)
     others = [trial for trial in trials if trial.number not in kept]
-    return {id_of_trial(trial) for trial in (*kept.values(), *_spread(others, MOST_TRIALS - len(kept)))}
+    return {id_of_trial(trial) for trial in (*kept.values(), *evenly(others, MOST_TRIALS - len(kept)))}
 
 
 def _is_under_way(trial: FrozenTrial) -> bool:
@@ -140,12 +138,6 @@ def _best_so_far(complete: Iterable[FrozenTrial], sign: int) -> list[FrozenTrial
         if not found or sign * trial.values[0] < sign * found[-1].values[0]:
             found.append(trial)
     return found
-
-
-def _spread(items: Sequence[_T], most: int) -> list[_T]:
-    """At most so many of the items, the first one among them, evenly spread."""
-    count = max(0, min(most, len(items)))
-    return [items[index * len(items) // count] for index in range(count)]
 
 
 def sampling(whole: WSGIApplication, light: Callable[[frozenset[int]], WSGIApplication]) -> WSGIApplication:

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial
 from plotly.colors import hex_to_rgb
 
 from hpo.report.snapshot import drawn_text
+from hpo.study.thinning import evenly
 from hpo.wording import parameter
 
 # After the palette of Okabe & Ito (2008), safe for people who confuse red and green; the orange is darker
@@ -103,8 +104,7 @@ def thinned(trials: Sequence[FrozenTrial], most: int) -> list[FrozenTrial]:
         kept = list(trials)
     else:
         first, rest = trials[: most // 2], trials[most // 2 :]
-        count = most - len(first)
-        kept = [*first, *(rest[index * len(rest) // count] for index in range(count))]
+        kept = [*first, *evenly(rest, most - len(first))]
     return sorted(kept, key=lambda trial: trial.number)
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from hpo.console.snapshot import Look, Looks, thinned
+from hpo.console.snapshot import Look, Looks
 from hpo.console.watch import _as_line, _look, _view, study_view
 from hpo.errors import StudyError
 from hpo.storage.agents import Joining, end, register
 from hpo.storage.ledger import Owner
 from hpo.storage.outage import DatabaseAwayError
 from hpo.study.open_study import OpenStudy
+from hpo.study.thinning import evenly
 from tests.support.commands import hpo, make_study
 from tests.support.owners import dead_owner
 from tests.support.studies import Studies, ask
@@ -87,7 +88,7 @@ def test_several_objectives_have_a_front(studies: Studies) -> None:
 
 @pytest.mark.parametrize(("count", "kept"), [(3, [1, 3, 6]), (7, [0, 1, 2, 3, 4, 5, 6]), (1, [6])])
 def test_a_long_curve_is_thinned_out_to_its_last_point(count: int, kept: list[int]) -> None:
-    assert thinned(range(7), count) == kept
+    assert evenly(range(7), count) == kept
 
 
 @pytest.mark.usefixtures("in_process")
