@@ -439,6 +439,17 @@ def test_plain_arguments_reach_a_target_as_hydra_would_hand_them_over(tmp_path: 
     assert instantiate(resolver, {**node, "_partial_": True})() == expected
 
 
+@pytest.mark.parametrize("text", ["a ${x} b", r"a \${x}", r"\\${x} c\\ ", "$${a.b}"])
+@pytest.mark.parametrize("convert", ["all", "none", "partial"])
+def test_text_that_looks_like_an_interpolation_reaches_a_target_as_it_is(
+    text: str, convert: str, tmp_path: Path
+) -> None:
+    inner = {"_target_": "types.SimpleNamespace", "text": text, "list": [text, {"text": text}]}
+    node = {"_target_": "types.SimpleNamespace", "_convert_": convert, "text": text, "inner": inner}
+    built = instantiate(TargetResolver(tmp_path), node)
+    assert (built.text, built.inner.text, built.inner.list) == (text, text, [text, {"text": text}])
+
+
 @pytest.mark.parametrize("argument", [{"command": "true"}, {"command": ["true"]}])
 def test_what_hydra_refuses_is_refused_with_any_arguments(argument: dict[str, object], tmp_path: Path) -> None:
     for _ in range(2):

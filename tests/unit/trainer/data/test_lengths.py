@@ -81,7 +81,6 @@ def boxes(*counts: int) -> list[dict[str, Tensor]]:
         ((), 1),
         (None, 1),
     ],
-    ids=str,
 )
 def test_the_length_of_a_batch(batch: Any, length: int) -> None:
     assert known_length(batch) == batch_length(batch) == samples_in(batch) == length
