@@ -13,12 +13,15 @@ from hpo.trial.builder import Builder
 from hpo.trial.optimizer import make_scheduler
 from trainer import Trainer
 from trainer.lr_schedulers import needs_metric
+from trainer.step.optimizers import first_rate
 
 
 def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Trainer) -> Sequence[str]:
     """Lines that say how the learning rate will go, found by running the schedule on a stand-in."""
-    group = trainer.optimizer.param_groups[0]
-    start = float(group.get("initial_lr", group["lr"]))
+    rate = trainer.optimizer.param_groups[0].get("initial_lr", first_rate(trainer.optimizer))
+    if rate is None:
+        return ["learning rate: the optimizer finds its own"]
+    start = float(rate)
     if config["lr_scheduler"] is None:
         return [f"learning rate: {start:.4g}, constant"]
     node = config["lr_scheduler"]

@@ -16,6 +16,7 @@ from trainer.callback import Callback, TrainerView
 from trainer.events import LOG_PRIORITY
 from trainer.metrics.epoch import Recorded
 from trainer.state import TrainState
+from trainer.step.optimizers import first_rate
 from trainer.step_log import StepLog, StepRecord
 
 _SUFFIXES: Final = {"csv": ".csv", "json": ".jsonl"}
@@ -88,7 +89,7 @@ class StepMetrics(Callback):
         self._wants = cache(self._is_wanted)
         self._tap: list[Recorded] = []
         self._of_batches = 0
-        self._lr: Tensor | float = 0.0
+        self._lr: Tensor | float | None = None
         self._forget()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
@@ -107,7 +108,7 @@ class StepMetrics(Callback):
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Keep the rate; a scheduler may change it before the batch ends, in place with a CUDA graph."""
-        rate = trainer.optimizer.param_groups[0]["lr"]
+        rate = first_rate(trainer.optimizer)
         self._lr = rate.clone() if isinstance(rate, Tensor) else rate
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
@@ -204,7 +205,7 @@ class _Taken:
 
     step: int
     epoch: int
-    lr: Tensor | float
+    lr: Tensor | float | None
     values: Sequence[Recorded]
 
     def tensors(self) -> Iterator[Tensor]:
@@ -224,8 +225,11 @@ class _Taken:
             values.append(next(numbers))
             weights.append(next(numbers) if isinstance(weight, Tensor) else weight)
         reduced = {name: _reduced(*item) for name, item in found.items()}
-        rate = next(numbers) if isinstance(self.lr, Tensor) else float(self.lr)
-        return StepRecord(self.step, self.epoch, {**reduced, "lr": rate} if wants("lr") else reduced)
+        if self.lr is not None:
+            rate = next(numbers) if isinstance(self.lr, Tensor) else float(self.lr)
+            if wants("lr"):
+                reduced["lr"] = rate
+        return StepRecord(self.step, self.epoch, reduced)
 
 
 def _reduced(reduce: str, values: Sequence[float], weights: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from inspect import Parameter, signature
+from numbers import Real
 from typing import Any, Literal
 
 from torch import Tensor
@@ -139,12 +140,18 @@ def shared_parameters(optimizer: Optimizer) -> str:
     return f"the optimizers {sharing} can't step together, as they share {len(several)} of their parameters"
 
 
+def first_rate(optimizer: Optimizer) -> float | Tensor | None:
+    """The first parameter group's learning rate; None where it has none, as of an optimizer that finds its own."""
+    rate = optimizer.param_groups[0].get("lr")
+    return rate if isinstance(rate, Real | Tensor) else None  # type: ignore[return-value]
+
+
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:
     """The first parameter group's learning rate, as ``lr``; of several optimizers also each ``lr_<name>``."""
-    rates = {"lr": float(optimizer.param_groups[0]["lr"])}
+    rates = {"lr": first_rate(optimizer)}
     if isinstance(optimizer, Optimizers):
-        rates |= {f"lr_{name}": float(each.param_groups[0]["lr"]) for name, each in optimizer.by_name.items()}
-    return rates
+        rates |= {f"lr_{name}": first_rate(each) for name, each in optimizer.by_name.items()}
+    return {name: float(rate) for name, rate in rates.items() if rate is not None}
 
 
 def needs_closure(optimizer: Optimizer) -> bool:

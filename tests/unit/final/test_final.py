@@ -7,12 +7,14 @@ import gc
 import json
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hpo.errors import StudyError
+from hpo.final.learning_rates import learning_rate_plan
 from hpo.final.training import Start, start_of_base, start_of_trial, train_at, train_final
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
@@ -90,6 +92,13 @@ def test_it_says_how_the_learning_rate_will_go(
     spec = studies.spec(f"lr_scheduler={scheduler}")
     train_final(Builder(spec), start_of_base(spec), epochs=2, device=CPU)
     assert line in capsys.readouterr().out
+
+
+def test_it_says_where_the_optimizer_has_no_learning_rate(studies: Studies) -> None:
+    spec = studies.spec("lr_scheduler=null")
+    optimizer = SimpleNamespace(param_groups=[{"params": [], "lr": None}])
+    plan: Any = SimpleNamespace(optimizer=optimizer)
+    assert learning_rate_plan(Builder(spec), {}, plan) == ["learning rate: the optimizer finds its own"]
 
 
 def test_a_schedule_with_a_rate_for_each_group_is_said_by_the_first_one(

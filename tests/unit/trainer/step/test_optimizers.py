@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.optim import AdamW, Optimizer
 
+from tests.unit.trainer.support import make_model, make_trainer, regression
+from trainer.callbacks import StepMetrics
 from trainer.step.fused import check_gradients, leave_fused
 from trainer.step.optimizers import Optimizers, each_of, load_optimizer
 
@@ -94,3 +97,31 @@ def test_the_state_is_copied() -> None:
     target.step()
     assert {float(kept["step"]) for kept in saved["state"].values()} == {1.0}
     assert {float(kept["step"]) for kept in target.state_dict()["state"].values()} == {2.0}
+
+
+class OwnRate(torch.optim.SGD):
+    """An optimizer that finds its own learning rate: its groups have none, or None."""
+
+    def __init__(self, parameters: Any, **rate: Any) -> None:
+        super().__init__(parameters, lr=0.05)
+        for group in self.param_groups:
+            del group["lr"]
+            group.update(rate)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(parameter.grad, alpha=0.05)
+
+
+@pytest.mark.parametrize("rate", [{}, {"lr": None}])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_learning_rate_is_recorded_where_there_is_one(several: bool, rate: Any, tmp_path: Path) -> None:
+    model = make_model()
+    own = OwnRate(model[0].parameters(), **rate)
+    optimizer = {"own": own, "other": AdamW(model[1:].parameters(), lr=0.1)} if several else own
+    steps = StepMetrics(tmp_path)
+    trainer = make_trainer([steps], model=model, optimizer=optimizer)
+    trainer.fit(regression())
+    assert trainer.state.metrics.keys() == {"train_loss", *(["lr_other"] if several else [])}
+    assert steps.log.path.read_text().splitlines()[0] == "step,epoch,train_loss"
