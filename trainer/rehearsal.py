@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView, global_callbacks
 from trainer.checkpoint.manager import snapshot
 from trainer.runner import CallbackRunner
+from trainer.step.parts import refuse_lazy
 from trainer.trainer import Trainer
 
 
@@ -35,10 +41,11 @@ def rehearse(trainer: Trainer, train: Any, val: Any = None, test: Any = None) ->
 
     Raises:
         Exception: What the run raised, type unchanged.
-        ValueError: The trainer has trained.
+        ValueError: The trainer has trained, or the model has lazy modules without weights.
     """
     if trainer.state.step or trainer.state.epoch or trainer.state.batch_index:
         raise ValueError("the trainer has trained already: rehearse before its first fit")
+    refuse_lazy(trainer.model, "rehearse")
     before = trainer.plan, trainer.batching, trainer.callbacks
     left_out = {id(item) for item in before[2].callbacks if item.saves or item.rank_zero_only}
     left_out |= set(map(id, global_callbacks()))  # which every runner has
@@ -50,12 +57,33 @@ def rehearse(trainer: Trainer, train: Any, val: Any = None, test: Any = None) ->
     trainer.batching = replace(trainer.batching, limit_val_batches=1, limit_test_batches=1)
     trainer.callbacks = runner
     try:
-        found = dict(trainer.fit(train, val).metrics)
-        return found | (trainer.test(test) if test is not None else {})
+        with _kept_buffers(trainer.model):
+            found = dict(trainer.fit(train, val).metrics)
+            return found | (trainer.test(test) if test is not None else {})
     finally:
         trainer.load_state_dict(saved)
         trainer.plan, trainer.batching, trainer.callbacks = before
         trainer.callbacks.resolve()
+
+
+def _own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, buffer.clone()) for name, buffer in module.named_buffers(recurse=False)]
+
+
+@contextmanager
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Put all buffers back, as those that are not persistent are in no state of the model."""
+    kept = [(module, *each) for module in model.modules() for each in _own_buffers(module)]
+    try:
+        yield
+    finally:
+        for owner, name, before in kept:
+            now = getattr(owner, name)
+            if isinstance(now, Tensor) and now.shape == before.shape:
+                with torch.no_grad():
+                    now.copy_(before)
+            else:
+                setattr(owner, name, before)
 
 
 class _OneStep(Callback):

@@ -20,7 +20,7 @@ from trainer.checkpoint.writer import CheckpointWriter, Save, Written
 from trainer.distributed.group import LostPartsError
 from trainer.distributed.parts import is_part
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, Mode, TrainState, recorded_instead
-from trainer.step.parts import bare_model
+from trainer.step.parts import bare_model, refuse_lazy
 
 # What a write is taken to cost before there has been one.
 _FIRST_COST_S = 0.005
@@ -181,6 +181,7 @@ class Checkpoint(Callback):
         if self._stale:
             self._refuse_stale(start)
         if self.before_training and start == (0, 0):
+            refuse_lazy(trainer.model, "a fit whose Checkpoint has before_training")
             self._permanent.add(start)
             self._save(trainer)
 

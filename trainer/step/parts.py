@@ -90,6 +90,20 @@ def lazy_parameters(model: nn.Module) -> list[str]:
     return [name for name, parameter in bare_model(model).named_parameters() if is_lazy(parameter)]
 
 
+def refuse_lazy(model: nn.Module, before: str) -> None:
+    """Refuse a model with lazy modules that no batch has given their shapes yet.
+
+    Args:
+        model: The model.
+        before: What needs them.
+
+    Raises:
+        ValueError: It has some.
+    """
+    for name in lazy_parameters(model):
+        raise ValueError(f"parameter {name} has no shape yet: call the model once with a batch before {before}")
+
+
 class Parts:
     """The model, optimizer and scheduler that a trainer works with, checked against each other.
 

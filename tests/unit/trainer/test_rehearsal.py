@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from tests.unit.trainer.support import At, Recorder, assert_same, frozen, make_model, make_trainer, regression
 from trainer import BatchOptions, Trainer
@@ -121,3 +122,51 @@ def test_a_rehearsal_of_accumulated_batches_is_their_step() -> None:
         after = torch.nn.functional.mse_loss(by_hand(inputs[:4]), targets[:4])
     assert found["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert found["val_loss"] == pytest.approx(after.item(), rel=1e-5)
+
+
+class Counting(nn.Module):
+    """Counts its batches, and keeps the latest, in buffers that no state holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        for name, start in (
+            ("replaced", torch.zeros(())),
+            ("changed", torch.zeros(())),
+            ("grown", torch.zeros(1)),
+        ):
+            self.register_buffer(name, start, persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.replaced = self.replaced + 1
+            self.changed += 1
+            self.grown = torch.ones(len(inputs))
+        return self.linear(inputs) * (1 + self.replaced + self.changed + len(self.grown))
+
+
+def test_buffers_that_are_in_no_state_are_put_back() -> None:
+    rehearsed, plain = (make_trainer(model=frozen_start(Counting())) for _ in range(2))
+    rehearse(rehearsed, regression(), regression())
+    assert_same(dict(rehearsed.model.named_buffers()), dict(Counting().named_buffers()))
+    for trainer in (rehearsed, plain):
+        trainer.fit(regression())
+    assert_same(frozen(rehearsed), frozen(plain))
+
+
+def frozen_start(model: Counting) -> Counting:
+    """The model with weights that are the same in each."""
+    nn.init.constant_(model.linear.weight, 0.1)
+    nn.init.constant_(model.linear.bias, 0.1)
+    return model
+
+
+def test_lazy_modules_without_weights_are_refused() -> None:
+    model = nn.Sequential(nn.LazyLinear(1))
+    trainer = make_trainer(model=model)
+    with pytest.raises(
+        ValueError, match=r"parameter 0\.weight has no shape yet: call the model once .* before rehe"
+    ):
+        rehearse(trainer, regression())
+    model(regression().tensors[0])
+    assert rehearse(trainer, regression()).keys() == {"train_loss", "lr"}

@@ -482,3 +482,9 @@ def test_a_snapshot_does_not_follow_further_training() -> None:
     trainer.fit(regression())
     assert torch.equal(taken["model"]["0.weight"], before)
     assert len(taken["state"]["history"]) == 1
+
+
+def test_what_lazy_modules_had_before_training_is_refused(tmp_path: Path) -> None:
+    callback = Checkpoint(tmp_path, before_training=True)
+    with pytest.raises(ValueError, match=r"parameter weight has no shape yet.* has before_training$"):
+        make_trainer([callback], model=nn.LazyLinear(1)).fit(regression())
