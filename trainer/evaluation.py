@@ -138,7 +138,8 @@ class Evaluation:
 
         Raises:
             TypeError: The outputs hold no tensor, or are no table of numbers for a ``.csv``.
-            ValueError: The data gave no batch, a DataLoader shuffles it, or the path ends otherwise.
+            ValueError: The data gave no batch, a DataLoader shuffles it, its outputs can't be joined, or the path
+                ends otherwise.
         """
         trainer = self._trainer
         refuse_shuffled(data)

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trainer.data.batches import map_tensors, tensors_in
+from trainer.data.batches import tensors_in
+from trainer.data.collected import Collected
 from trainer.files import aside_of, replacing
 
 
@@ -31,8 +32,7 @@ class KeptOutputs:
     """Outputs on the CPU: a tensor, or tuples, lists and mappings of tensors, whose first dimension is samples."""
 
     def __init__(self) -> None:
-        self._shape: Any = None
-        self._kept: list[list[Tensor]] = []
+        self._collected = Collected(Tensor.cpu)
 
     def add(self, outputs: Any) -> None:
         """Keep those of the next batch.
@@ -40,24 +40,20 @@ class KeptOutputs:
         Raises:
             TypeError: There is no tensor in them.
         """
-        leaves = [tensor.detach().cpu() for tensor in tensors_in(outputs)]
-        if not leaves:
+        if next(tensors_in(outputs), None) is None:
             raise TypeError(
                 f"what is predicted for a batch is a {type(outputs).__name__} without a tensor: let the step "
                 "return its predictions under 'outputs', or give it a method `predict(model, batch)`"
             )
-        if not self._kept:
-            self._shape, self._kept = (
-                map_tensors(lambda tensor: tensor.new_empty(0), outputs),
-                [[] for _ in leaves],
-            )
-        for kept, tensor in zip(self._kept, leaves, strict=True):
-            kept.append(tensor if tensor.dim() else tensor.reshape(1))
+        self._collected.add(outputs)
 
     def joined(self) -> Any:
-        """Those of all batches, joined along the first dimension."""
-        whole = iter([torch.cat(kept) for kept in self._kept])
-        return map_tensors(lambda _: next(whole), self._shape)
+        """Those of all batches, joined along the first dimension.
+
+        Raises:
+            ValueError: They differ in more than that.
+        """
+        return self._collected.joined("predict")
 
 
 class CsvOutputs:
@@ -75,7 +71,7 @@ class CsvOutputs:
         """Write the rows of the next batch.
 
         Raises:
-            TypeError: They are no single tensor of numbers.
+            TypeError: They are no single tensor of numbers, or of another width than those before.
         """
         if not isinstance(outputs, Tensor) or outputs.is_complex() or not outputs.dim():
             raise TypeError(
@@ -86,6 +82,11 @@ class CsvOutputs:
         if not self._width:
             self._width = table.shape[1]
             self._rows.writerow(["output"] if self._width == 1 else [f"output_{i}" for i in range(self._width)])
+        if table.shape[1] != self._width:
+            raise TypeError(
+                f"what is predicted has {self._width} numbers for each sample of the first batch, and "
+                f"{table.shape[1]} for those of a later one: let the step return outputs of one width for a .csv"
+            )
         self._rows.writerows(table.tolist())
 
     def joined(self) -> None:

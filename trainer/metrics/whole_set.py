@@ -8,7 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainer.data.batches import map_tensors, tensors_in
+from trainer.data.batches import tensors_in
+from trainer.data.collected import Collected
 
 #: Bytes of outputs and targets that one metric may keep of one set.
 MAX_BYTES: Final = 2**30
@@ -44,9 +45,7 @@ class WholeSet:
         self.function = function
         self.max_bytes = max_bytes
         self.name = str(getattr(function, "__name__", "of the whole set"))
-        self._kept: list[list[Tensor]] = []
-        self._shape: Any = None
-        self._bytes = 0
+        self.reset()
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Keep a copy of one batch's outputs and targets.
@@ -57,25 +56,19 @@ class WholeSet:
         """
         pair = (outputs, targets)
         self._check(pair)
-        leaves = [tensor.detach().clone() for tensor in tensors_in(pair)]
-        self._bytes += sum(tensor.nbytes for tensor in leaves)
+        self._bytes += sum(tensor.nbytes for tensor in tensors_in(pair))
         if self._bytes > self.max_bytes:
             raise ValueError(
                 f"metric {self.name} (over the whole set) would keep more than max_bytes = {self.max_bytes:,} "
                 "bytes of outputs and targets: raise max_bytes, let the step return less as outputs, or give an "
                 "object with update, compute and reset that needs only counts"
             )
-        if not self._kept:
-            self._shape = map_tensors(lambda tensor: tensor.new_empty(0), pair)
-            self._kept = [[] for _ in leaves]
-        for kept, tensor in zip(self._kept, leaves, strict=True):
-            # A single number a batch counts as one sample.
-            kept.append(tensor if tensor.dim() else tensor.reshape(1))
+        self._collected.add(pair)
 
     def merge_state(self, others: Sequence[WholeSet]) -> None:
         """Take in what objects of other processes keep of the same set, behind its own."""
         for other in others:
-            if other._kept:  # noqa: SLF001 - of the same class
+            if other._collected:  # noqa: SLF001 - of the same class
                 self.update(*other._joined())  # noqa: SLF001
 
     def compute(self) -> Any:
@@ -89,13 +82,12 @@ class WholeSet:
 
     def reset(self) -> None:
         """Keep nothing."""
-        self._kept = []
-        self._shape = None
+        self._collected = Collected(torch.clone)
         self._bytes = 0
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept, joined."""
-        return {"kept": self._joined() if self._kept else None}
+        return {"kept": self._joined() if self._collected else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep what ``state_dict`` returned."""
@@ -104,14 +96,7 @@ class WholeSet:
             self.update(*state["kept"])
 
     def _joined(self) -> Any:
-        try:
-            whole = iter([torch.cat(kept) for kept in self._kept])
-        except RuntimeError as error:
-            raise ValueError(
-                f"metric {self.name} (over the whole set) can't join its batches: {error}; let the step return "
-                "outputs that differ in their first dimension only"
-            ) from error
-        return map_tensors(lambda _: next(whole), self._shape)
+        return self._collected.joined(f"metric {self.name} (over the whole set)")
 
     def _check(self, value: Any) -> None:
         for part in _parts(value):

@@ -181,3 +181,34 @@ def test_what_can_not_be_predicted_is_refused(predict: Any, error: Any, said: st
     with pytest.raises(error, match=said):
         predict(build(), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+class Padded(nn.Module):
+    """Outputs as wide as the batch is long, as where texts are padded to the longest of their batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear(inputs).expand(-1, len(inputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        (None, ValueError, r"^predict can't join its batches: Sizes .*; let the step return outputs that differ"),
+        (
+            "o.pt",
+            ValueError,
+            r"^predict can't join its batches: Sizes .*; let the step return outputs that differ",
+        ),
+        ("o.csv", TypeError, "has 4 numbers for each sample of the first batch, and 1 for those of a later one"),
+    ],
+)
+def test_outputs_whose_width_differs_by_batch_are_refused(
+    name: str | None, error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=said):
+        build(model=Padded()).predict(DATA, name and tmp_path / name)
+    assert not list(tmp_path.iterdir())

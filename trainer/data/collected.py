@@ -1,0 +1,51 @@
+"""Collected: tensors of batch after batch, joined at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.data.batches import map_tensors, tensors_in
+
+
+class Collected:
+    """Keeps tensors, or tuples, lists and mappings of tensors, whose first dimension is samples.
+
+    Args:
+        take: What is kept of a detached tensor.
+    """
+
+    def __init__(self, take: Callable[[Tensor], Tensor]) -> None:
+        self._take = take
+        self._shape: Any = None
+        self._kept: list[list[Tensor]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def add(self, value: Any) -> None:
+        """Keep those of the next batch; a single number counts as one sample."""
+        leaves = [self._take(tensor.detach()) for tensor in tensors_in(value)]
+        if not self._kept:
+            self._shape = map_tensors(lambda tensor: tensor.new_empty(0), value)
+            self._kept = [[] for _ in leaves]
+        for kept, tensor in zip(self._kept, leaves, strict=True):
+            kept.append(tensor if tensor.dim() else tensor.reshape(1))
+
+    def joined(self, what: str) -> Any:
+        """Those of all batches, joined along the first dimension.
+
+        Raises:
+            ValueError: The batches differ in more than that; ``what`` says whose they are.
+        """
+        try:
+            whole = iter([torch.cat(kept) for kept in self._kept])
+        except RuntimeError as error:
+            raise ValueError(
+                f"{what} can't join its batches: {error}; let the step return outputs that differ in their first "
+                "dimension only"
+            ) from error
+        return map_tensors(lambda _: next(whole), self._shape)
