@@ -50,6 +50,8 @@ _APART: Final = (
     "the processes are at different places of the run: in one of them a hook has skipped something that it did "
     "not skip in another one, or asked all for something; let hooks do the same in all processes"
 )
+#: What a process that dies may have died of where there is no board that would have shown it.
+_UNSEEN: Final = f"; as these processes share no memory, it may also be that {_APART}"
 
 
 class RankError(RuntimeError):
@@ -74,6 +76,7 @@ class Processes(Group):
         self.size = world_size()
         self._control: Any = None
         self._board: Board | None = None
+        self._unseen = ""
         self._device_sums = 0
         self._words = torch.zeros(1, dtype=torch.int64)
         self._highest = dist.AllreduceOptions()
@@ -233,6 +236,7 @@ class Processes(Group):
         self._device_sums = 0
         self._known = self._watchable(self._gathered((_place(), os.getpid()), _NOTHING))
         self._board = shared_board(self.rank, self.size, self.gather)
+        self._unseen = _UNSEEN if self._board is None else ""
 
     def _close(self) -> None:
         control, self._control, self._board = self._control, None, None
@@ -343,9 +347,10 @@ class Processes(Group):
             if told is not None:
                 return told
             if dead:
-                return RankError(f"rank {dead[0]} died without a word, as a process that is killed does", dead[0])
+                died = f"rank {dead[0]} died without a word, as a process that is killed does"
+                return RankError(died + self._unseen, dead[0])
             if time.monotonic() > deadline:
-                return RankError("the connection to another process is lost, and it left no word")
+                return RankError(f"the connection to another process is lost, and it left no word{self._unseen}")
             time.sleep(0.02)
 
     def _told(self) -> RankError | None:

@@ -36,6 +36,7 @@ class Ranks:
 
     def __init__(self, size: int, *, apart: bool = False) -> None:
         self.size = size
+        self.apart = apart
         # As torchrun keeps it: outside of the processes, so that it outlives each of them.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._ends: list[Connection] = []

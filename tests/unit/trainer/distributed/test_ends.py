@@ -138,6 +138,19 @@ def mortal(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     ranks.close()
 
 
+#: What is said where processes may have come apart without its being seen.
+APART = (
+    "; as these processes share no memory, it may also be that the processes are at different places of the run: "
+    "in one of them a hook has skipped something that it did not skip in another one, or asked all for something; "
+    "let hooks do the same in all processes"
+)
+
+
+def death_of(rank: int, ranks: Ranks) -> str:
+    """What the others say of a process that was killed."""
+    return f"rank {rank} died without a word, as a process that is killed does{APART if ranks.apart else ''}"
+
+
 @both
 @pytest.mark.parametrize(
     ("asking", "event"), [(0, "on_before_backward"), (1, "on_before_backward"), (1, "on_train_batch_end")]
@@ -145,9 +158,19 @@ def mortal(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 def test_the_death_of_one_ends_all(mortal: Ranks, asking: int, event: str, strategy: str) -> None:
     found = mortal.call(killed, asking, event, strategy)
     assert found[asking].error == "killed"
-    assert found[1 - asking].value == f"rank {asking} died without a word, as a process that is killed does"
+    assert found[1 - asking].value == death_of(asking, mortal)
 
 
 def test_a_hook_that_evaluates_after_the_death_of_one_does_not_wait_for_it(mortal: Ranks) -> None:
     found = mortal.call(killed_and_tested)
-    assert found[0].value == ", ".join(2 * ["rank 1 died without a word, as a process that is killed does"])
+    assert found[0].value == ", ".join(2 * [death_of(1, mortal)])
+
+
+@pytest.mark.parametrize("action", ["batch", "optimizer_step"])
+def test_those_that_share_no_memory_say_that_they_may_have_come_apart(action: str) -> None:
+    ranks = Ranks(2, apart=True)
+    found = ranks.call(skipping, "on_train_batch_start", action)
+    ranks.close()
+    said = [ended.value for ended in found if ended.value]
+    assert said
+    assert all(text.endswith(f"{APART} (error, 1)") for text in said)
