@@ -242,7 +242,8 @@ class Trainer:
                 (``state.inherited``), and never among this run's best.
 
         Raises:
-            ValueError: It was written by another version of this format, or can't be forked.
+            ValueError: It was written by another version of this format, with other optimizers or schedulers by
+                name, or can't be forked.
         """
         self._hooks = self.callbacks.resolve()
         restore(self, checkpoint, fork=fork)

@@ -18,7 +18,7 @@ from trainer.distributed.parts import load_model, split_state
 from trainer.runner import CallbackRunner
 from trainer.step.direct import mark_stepped
 from trainer.step.fused import leave_fused
-from trainer.step.optimizers import load_optimizer
+from trainer.step.optimizers import load_optimizer, load_scheduler
 from trainer.step.parts import bare_model, load_step, state_of_step
 
 logger = logging.getLogger(__name__)
@@ -95,10 +95,9 @@ def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> No
     load_optimizer(trainer.optimizer, checkpoint["optimizer"])
     split_state(trainer.optimizer)
     leave_fused(trainer.optimizer)
-    # Copies: schedulers and the state take over what they are given, and it may be loaded once more.
-    if trainer.scheduler is not None and checkpoint["scheduler"] is not None:
-        trainer.scheduler.load_state_dict(deepcopy(checkpoint["scheduler"]))
+    load_scheduler(trainer.scheduler, checkpoint["scheduler"])
     load_step(trainer.step, checkpoint["step"])
+    # A copy: the state takes over what it is given, and it may be loaded once more.
     trainer.state.load_state_dict(deepcopy(checkpoint["state"]))
     trainer.seed = checkpoint["seed"]
     if trainer.state.step:

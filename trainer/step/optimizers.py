@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from inspect import Parameter, signature
@@ -13,6 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.lr_schedulers import check_interval
+
+logger = logging.getLogger(__name__)
 
 Interval = Literal["epoch", "step"]
 
@@ -82,14 +85,20 @@ class Optimizers(Optimizer):
         Raises:
             ValueError: The state is that of others.
         """
-        saved: Mapping[str, Any] = state_dict.get("by_name", {})
-        if saved.keys() != self.by_name.keys():
-            raise ValueError(
-                f"the checkpoint has the optimizers {', '.join(saved) or 'of a run with only one'}, and this run "
-                f"{', '.join(self.by_name)}"
-            )
+        saved = _same_names("optimizers", state_dict, self.by_name)
         for name, optimizer in self.by_name.items():
             optimizer.load_state_dict(saved[name])
+
+
+def _same_names(kind: str, state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What was saved of several by name, which are to be those that this run has."""
+    saved: Mapping[str, Any] = state.get("by_name", {})
+    if saved.keys() != own.keys():
+        raise ValueError(
+            f"the checkpoint has the {kind} {', '.join(saved) or 'of a run with only one'}, and this run "
+            f"{', '.join(own)}"
+        )
+    return saved
 
 
 def as_optimizer(optimizer: Optimizer | Mapping[str, Optimizer]) -> Optimizer:
@@ -207,13 +216,36 @@ class Schedulers:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore each that was saved."""
+        """Restore each.
+
+        Raises:
+            ValueError: The state is that of others.
+        """
+        saved = _same_names("schedulers", state_dict, self.by_name)
         for name, each in self.by_name.items():
-            if name in state_dict["by_name"]:
-                each.load_state_dict(state_dict["by_name"][name]["state"])
+            each.load_state_dict(saved[name]["state"])
 
 
 Scheduler = LRScheduler | Schedulers
+
+
+def load_scheduler(scheduler: Scheduler | None, state: Mapping[str, Any] | None) -> None:
+    """Load the state of a scheduler, or of several, of which a copy is taken; a warning where only one has one.
+
+    Raises:
+        ValueError: The state is that of others.
+    """
+    if scheduler is None or state is None:
+        if scheduler is not None:
+            logger.warning("the checkpoint has no scheduler: that of this run begins anew")
+        elif state is not None:
+            logger.warning(
+                "the checkpoint has a scheduler, and this run none: the learning rate stays as it was there"
+            )
+        return
+    if not isinstance(scheduler, Schedulers) and "by_name" in state:
+        raise ValueError(f"the checkpoint has the schedulers {', '.join(state['by_name'])}, and this run only one")
+    scheduler.load_state_dict(deepcopy(dict(state)))
 
 
 def as_scheduler(

@@ -434,3 +434,56 @@ def test_a_first_epoch_without_a_step_is_no_wrong_order_of_scheduler_and_optimiz
     trainer = make_trainer([skip], model=model, optimizer=optimizer, scheduler=StepLR(optimizer, 1))
     state = trainer.fit(regression(), regression())  # torch's warning would be an error here
     assert [epoch["lr"] for epoch in state.history] == pytest.approx([0.1, 0.01])
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda optimizer: None,
+    "one": lambda optimizer: StepLR(optimizer, 1, 0.5),
+    "a": lambda optimizer: {"a": StepLR(optimizer, 1, 0.5)},
+    "b": lambda optimizer: {"b": StepLR(optimizer, 1, 0.5)},
+}
+
+
+def formed(form: str, max_epochs: int) -> Trainer:
+    model = make_model()
+    optimizer = AdamW(model.parameters(), lr=0.1)
+    return make_trainer(model=model, optimizer=optimizer, scheduler=FORMS[form](optimizer), max_epochs=max_epochs)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("one", "a", "the checkpoint has the schedulers of a run with only one, and this run a"),
+        ("b", "a", "the checkpoint has the schedulers b, and this run a"),
+        ("a", "one", "the checkpoint has the schedulers a, and this run only one"),
+    ],
+)
+def test_the_state_of_other_schedulers_is_refused(before: str, after: str, said: str) -> None:
+    trainer = formed(before, 1)
+    trainer.fit(regression())
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        formed(after, 2).load_state_dict(trainer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said", "rates"),
+    [
+        ("none", "a", "the checkpoint has no scheduler: that of this run begins anew", [0.1, 0.1, 0.05]),
+        (
+            "one",
+            "none",
+            "the checkpoint has a scheduler, and this run none: the learning rate stays",
+            [0.1, 0.05, 0.05],
+        ),
+    ],
+)
+def test_a_scheduler_that_comes_or_goes_is_a_warning(
+    before: str, after: str, said: str, rates: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = formed(before, 1), formed(after, 3)
+    first.fit(regression())
+    assert not caplog.messages
+    second.load_state_dict(first.state_dict())
+    second.fit(regression())
+    assert [message.startswith(said) for message in caplog.messages] == [True]
+    assert [metrics["lr"] for metrics in second.state.history] == pytest.approx(rates)
