@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainer.data.batches import Batches, LoaderBatches, TensorBatches, close_batches, is_batched, pass_length
 from trainer.data.limits import FirstBatches, LatestBatches, SameBatches, train_batches
@@ -72,7 +73,7 @@ class TrainStream:
             set_rng_state(rng)
         elif self._state.data_batch:
             self._seed_all(_EPOCH_STREAM, self._state.epoch)
-            if self.length is None and not self._has_more():
+            if (self.length is None or self._is_iterable()) and not self._has_more():
                 self.end_pass()
                 self._open()
 
@@ -204,6 +205,11 @@ class TrainStream:
         """Seed the global generators; those of rank 0 as those of a run of one process."""
         rank = () if self._shard is None or not self._shard.rank else (_RANK_STREAM, self._shard.rank)
         seed_all(derive_seed(self._seed, *parts, *rank))
+
+    def _is_iterable(self) -> bool:
+        """Whether the data may come to an end before the length that it says."""
+        data = self._data.dataset if isinstance(self._data, DataLoader) else self._data
+        return isinstance(data, IterableDataset)
 
     def _has_more(self) -> bool:
         iterator = self._open()

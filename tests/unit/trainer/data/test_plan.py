@@ -39,6 +39,13 @@ class Unsized(IterableDataset[tuple[Tensor, Tensor]]):
             yield inputs + 0.1 * torch.rand(4), target
 
 
+class Overstated(Unsized):
+    """A stream that ends before the length that it says."""
+
+    def __len__(self) -> int:
+        return 2 * self.samples
+
+
 def train(data: Any, *callbacks: Any, **options: Any) -> Trainer:
     trainer = make_trainer(callbacks, **options)
     trainer.fit(data, regression(4))
@@ -128,6 +135,17 @@ class TestLengths:
         assert progress(trainer) == expected
         assert all({"train_loss", "val_loss"} <= metrics.keys() for metrics in trainer.state.history)
         assert trainer.finished
+
+    @pytest.mark.parametrize("make", [lambda data: data, lambda data: DataLoader(data, 4)], ids=["data", "loader"])
+    @pytest.mark.parametrize("max_epochs", [1, 2])
+    def test_a_pass_that_ends_before_its_length_makes_no_epoch_without_a_batch(
+        self, make: Any, max_epochs: int
+    ) -> None:
+        options: dict[str, Any] = {"max_epochs": max_epochs, "validate_every": 3}
+        reference = train(make(Unsized(12)), **options, max_steps=100)
+        trainer = train(make(Overstated(12)), **options)
+        assert progress(trainer) == progress(reference) == (3 * max_epochs, max_epochs, max_epochs, 0)
+        assert_same(frozen(trainer), frozen(reference))
 
     @quick(60)
     @given(
