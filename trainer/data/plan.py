@@ -132,7 +132,8 @@ class Plan:
 def no_batch() -> ValueError:
     """There is nothing to train on."""
     return ValueError(
-        "the training data gave no batch: it is empty, or smaller than a batch, which drop_last leaves out"
+        "the training data gave no batch: it is empty, can be iterated only once, or is smaller than a batch, "
+        "which drop_last leaves out"
     )
 
 

@@ -204,6 +204,17 @@ class TestEnds:
         with pytest.raises(ValueError, match="training data gave no batch"):
             make_trainer().fit(data)
 
+    def test_data_that_can_be_iterated_once_end_the_second_pass_by_saying_so(self) -> None:
+        class Once(IterableDataset[Any]):
+            def __init__(self) -> None:
+                self.items = iter(regression())
+
+            def __iter__(self) -> Any:
+                return self.items
+
+        with pytest.raises(ValueError, match=r"training data gave no batch.*can be iterated only once"):
+            make_trainer(max_epochs=2).fit(Once())
+
     def test_drop_last_that_leaves_no_batch_is_an_error(self) -> None:
         trainer = make_trainer(batching=BatchOptions(batch_size=64, drop_last=True))
         with pytest.raises(ValueError, match="training data gave no batch"):
