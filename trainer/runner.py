@@ -241,7 +241,8 @@ def _check_methods(callbacks: Iterable[Callback]) -> None:
             _check_arguments(callback.event, callback.function, bound=True)
         for event, default in _DEFAULTS:
             if (hook := getattr(kind, event)) is not default and inspect.isfunction(hook):
-                _check_arguments(event, hook, bound=False)
+                static = isinstance(inspect.getattr_static(kind, event), staticmethod)
+                _check_arguments(event, hook, bound=static)
 
 
 def _check_arguments(event: str, hook: Hook, *, bound: bool) -> None:

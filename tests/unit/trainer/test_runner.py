@@ -264,6 +264,24 @@ class TestRefusals:
             with pytest.raises(TypeError, match=said):
                 CallbackRunner([callback])
 
+    def test_a_static_hook_takes_no_self(self) -> None:
+        seen: list[int] = []
+
+        class Static(Callback):
+            @staticmethod
+            def on_epoch_end(trainer: Any) -> None:
+                seen.append(trainer.state.epoch)
+
+        make_trainer([Static()]).fit(regression())
+        assert seen == [1, 2]
+
+        class Wrong(Callback):
+            @staticmethod
+            def on_epoch_end(self: Any, trainer: Any) -> None: ...
+
+        with pytest.raises(TypeError, match=r"Wrong\.on_epoch_end .*; let it take \(trainer\)$"):
+            CallbackRunner([Wrong()])
+
     def test_a_hook_that_can_take_it_in_its_own_way_is_accepted(self) -> None:
         class Own(Callback):
             def on_epoch_end(self, *arguments: Any, **kwargs: Any) -> None: ...
