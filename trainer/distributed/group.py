@@ -29,6 +29,18 @@ def check_strategy(strategy: str) -> None:
         raise ValueError(f"strategy is {strategy!r}: give 'ddp' or 'fsdp'")
 
 
+def device_of(given: torch.device | str) -> torch.device:
+    """A device by its name.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return torch.device(given)
+    except RuntimeError as error:
+        raise ValueError(f"device is {given!r}: give 'cpu', 'cuda', 'cuda:0' or another one of torch's") from error
+
+
 class LostPartsError(RuntimeError):
     """A checkpoint can't be made: other processes are gone, and their parts of the model with them."""
 
@@ -48,7 +60,7 @@ class Group:
 
     def device(self, given: torch.device | str | None) -> torch.device:
         """Where this process trains: as given, or the first CUDA device, or the CPU."""
-        return torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return device_of(given or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     @contextmanager
     def session(

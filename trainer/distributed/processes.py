@@ -27,7 +27,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from trainer.data.shard import Shard
 from trainer.distributed.board import Board, shared_board
-from trainer.distributed.group import Group
+from trainer.distributed.group import Group, device_of
 from trainer.distributed.ranks import is_distributed, local_rank, rank, world_size
 from trainer.error_text import error_text
 from trainer.state import TrainState
@@ -97,7 +97,7 @@ class Processes(Group):
     def device(self, given: torch.device | str | None) -> torch.device:
         """As given, or the CUDA device of this process's number on its machine, or the CPU."""
         if given is not None or not torch.cuda.is_available():
-            return torch.device(given or "cpu")
+            return device_of(given or "cpu")
         return torch.device("cuda", local_rank())
 
     @contextmanager

@@ -178,6 +178,13 @@ class TestHooksChangeTraining:
         assert torch.allclose(before, trainer.model.weight, atol=1e-7)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:first"])
+def test_a_device_that_is_none_is_refused(device: str) -> None:
+    model = nn.Linear(4, 1)
+    with pytest.raises(ValueError, match=f"^device is '{device}': give 'cpu', 'cuda'"):
+        Trainer(model, torch.optim.SGD(model.parameters()), nn.functional.mse_loss, device=device)
+
+
 class TestEnds:
     def test_zero_epochs_train_nothing_and_end_well(self) -> None:
         trainer = make_trainer(default_callbacks(), max_epochs=0)
