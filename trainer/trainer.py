@@ -224,6 +224,8 @@ class Trainer:
         if self._stream is not None:
             self._stream.rebatch(batching, now=now)
             self.plan.lay_out(self.state, self._stream.length)
+        elif not self.state.data_batch:
+            self.state.pass_batch_size = 0
         self.batching, self.state.batch_size = batching, batch_size
 
     # ---- what a checkpoint holds
@@ -268,6 +270,8 @@ class Trainer:
         attempt(errors, self._train, stream)
         for close in (stream.close, self.evaluation.close):
             attempt(errors, close)
+        if not self.state.data_batch:  # else the next fit continues its pass
+            self._stream = None
         raise_first(errors)
 
     def _train(self, stream: TrainStream) -> None:

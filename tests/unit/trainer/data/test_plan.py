@@ -1,5 +1,7 @@
 """How long a run is and where its epochs end: passes, steps, fractions; data without a length."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -25,6 +27,7 @@ from trainer import BatchOptions, Trainer
 from trainer.data.batches import TensorBatches, pass_length
 from trainer.data.limits import limited
 from trainer.data.plan import Plan
+from trainer.runner import CallbackRunner
 from trainer.state import TrainState
 
 
@@ -326,10 +329,36 @@ class TestBatchSize:
         assert (trainer.batching.batch_size, trainer.state.cut_batches) == (4, 0)
         trainer.set_batch_size(2, now=True)  # of no fit
 
+    def test_changes_between_two_fits_whatever_the_data_before(self) -> None:
+        trainer = make_trainer()
+        trainer.fit(DataLoader(regression(12), 4))
+        trainer.set_batch_size(6)
+        trainer.plan = Plan(max_epochs=3)
+        assert trainer.fit(regression(12)).step == 2 * 3 + 2
+
+    def test_changes_behind_a_pass_that_ended_before_its_first_batch(self) -> None:
+        stop = At(
+            "on_train_epoch_start", lambda t: t.state.stop("interrupted", now=True), lambda t: t.state.epoch == 1
+        )
+        trainer = make_trainer([stop])
+        trainer.fit(regression(12))
+        trainer.set_batch_size(6)
+        trainer.callbacks = CallbackRunner()
+        assert trainer.fit(regression(12)).step == 3 + 2
+
     def test_of_ready_batches_is_refused(self) -> None:
         trainer = make_trainer([At("on_fit_start", lambda trainer: trainer.set_batch_size(6))])
         with pytest.raises(ValueError, match="hand over its Dataset"):
             trainer.fit(DataLoader(regression(12), 4))
+
+
+def test_nothing_is_kept_of_the_data_of_a_fit_that_has_ended() -> None:
+    data, trainer = regression(12), make_trainer()
+    trainer.fit(data)
+    kept = weakref.ref(data)
+    del data
+    gc.collect()
+    assert kept() is None
 
 
 def test_the_state_says_what_is_planned_before_the_first_batch() -> None:
