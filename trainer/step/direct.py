@@ -62,8 +62,8 @@ class DirectStep:
             optimizer.step()
             return
         graded = torch.is_grad_enabled()
-        _set_grad(False)
         try:
+            _set_grad(False)
             if not (self._is_adam and take_plain_step(optimizer)):
                 self._raw(optimizer)
         finally:

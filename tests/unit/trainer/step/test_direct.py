@@ -353,3 +353,18 @@ def debug_logging() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def test_an_interrupt_as_the_step_begins_leaves_gradients_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(on: bool) -> None:
+        set_grad(on)
+        if not on:
+            raise KeyboardInterrupt
+
+    step, set_grad = DirectStep(optimizer_with_gradients()), direct._set_grad
+    monkeypatch.setattr(direct, "_set_grad", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    on = torch.is_grad_enabled()
+    set_grad(True)
+    assert on
