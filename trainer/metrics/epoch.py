@@ -33,14 +33,22 @@ KEPT = 128
 class _Accumulator:
     reduce: Reduce
     dtype: torch.dtype
-    values: list[Tensor] = field(default_factory=list)
-    weights: list[Tensor | float] = field(default_factory=list)
+    #: Values with their weights, as one item each, so that an interrupt never leaves one without the other.
+    pairs: list[tuple[Tensor, Tensor | float]] = field(default_factory=list)
     total: Tensor | None = None
     weight: Tensor | None = None
     #: The result on the host, of all that was folded when it was asked for.
     known: float | None = None
-    #: The latest values and weights that are folded.
-    folded: tuple[list[Tensor], list[Tensor | float]] = field(default_factory=lambda: ([], []))
+    #: The latest of them that are folded.
+    folded: list[tuple[Tensor, Tensor | float]] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[Tensor]:
+        return [value for value, _ in self.pairs]
+
+    @property
+    def weights(self) -> list[Tensor | float]:
+        return [weight for _, weight in self.pairs]
 
     def fold(self) -> None:
         values = torch.stack(self.values).to(self.dtype)
@@ -55,14 +63,13 @@ class _Accumulator:
             # What can be no weight makes the sum NaN, which is looked at when it is on the host.
             folded = torch.where(torch.isfinite(weights) & (weights >= 0), weights, torch.nan).sum()
             self.weight = folded if self.weight is None else self.weight + folded
-        before, weights_before = self.folded
-        self.folded = [*before, *self.values][-KEPT:], [*weights_before, *self.weights][-KEPT:]
-        self.values, self.weights, self.known = [], [], None
+        self.folded = [*self.folded, *self.pairs][-KEPT:]
+        self.pairs, self.known = [], None
 
     def add(self, other: _Accumulator) -> None:
         """Take in what another one has recorded."""
         for one in (self, other):
-            if one.values:
+            if one.pairs:
                 one.fold()
         if other.total is not None:
             self.total = other.total if self.total is None else self.plus(other.total)
@@ -76,7 +83,7 @@ class _Accumulator:
 
     def result(self, device: torch.device) -> Tensor:
         """Total and weight, on the device; without any value a number that changes no sum."""
-        if self.values:
+        if self.pairs:
             self.fold()
         if self.total is None:  # other processes have recorded it
             nothing = [-math.inf if self.reduce == "max" else 0.0, 0.0]
@@ -166,11 +173,10 @@ class EpochMetrics:
         # A copy: what was handed over may be changed in place before it is looked at.
         copy = value.detach().clone()
         copy = copy.reshape(()) if copy.dim() else copy
-        accumulator.values.append(copy)
-        accumulator.weights.append(weight)
+        accumulator.pairs.append((copy, weight))
         if self.tap is not None:
             self.tap.append((name, copy, weight, reduce))
-        if len(accumulator.values) >= _FOLD:
+        if len(accumulator.pairs) >= _FOLD:
             accumulator.fold()
 
     def measure(self, prefix: str, outputs: Any, targets: Any, samples: Tensor | float) -> None:
@@ -188,10 +194,10 @@ class EpochMetrics:
         item = self._accumulators.get(name)
         if item is None:
             return [], []
-        values, weights = item.values[-count:], item.weights[-count:]
-        if missing := count - len(values):
-            return item.folded[0][-missing:] + values, item.folded[1][-missing:] + weights
-        return values, weights
+        pairs = item.pairs[-count:]
+        if missing := count - len(pairs):
+            pairs = item.folded[-missing:] + pairs
+        return [value for value, _ in pairs], [weight for _, weight in pairs]
 
     def compute(self) -> dict[str, float]:
         """The epoch's numbers by name, in the order of first recording, those of objects last.
@@ -201,7 +207,7 @@ class EpochMetrics:
         Raises:
             ValueError: A weight was negative or not finite.
         """
-        new = {name: item for name, item in self._accumulators.items() if item.values or item.known is None}
+        new = {name: item for name, item in self._accumulators.items() if item.pairs or item.known is None}
         if self._group.size > 1:
             self._compute_together()
         elif new:
@@ -224,9 +230,6 @@ class EpochMetrics:
             item = items.setdefault(name, _Accumulator(reduce, self._dtype))
             item.known = _quotient(name, total, weight) if reduce == "mean" else total
 
-    def _stacked(self, weights: list[Tensor | float], device: torch.device) -> Tensor:
-        return stacked_weights(weights, device, self._dtype)
-
     def reset(self) -> None:
         """Forget everything recorded."""
         self._accumulators = {}
@@ -243,8 +246,8 @@ class EpochMetrics:
         sums = {
             name: {
                 "reduce": item.reduce,
-                "values": torch.stack(item.values).cpu() if item.values else None,
-                "weights": self._stacked(item.weights, self._device).cpu() if item.weights else None,
+                "values": torch.stack(item.values).cpu() if item.pairs else None,
+                "weights": stacked_weights(item.weights, self._device, self._dtype).cpu() if item.pairs else None,
                 "total": None if item.total is None else item.total.cpu(),
                 "weight": None if item.weight is None else item.weight.cpu(),
             }
@@ -263,8 +266,7 @@ class EpochMetrics:
             name: _Accumulator(
                 item["reduce"],
                 self._dtype,
-                [] if item["values"] is None else list(item["values"].to(self._device)),
-                [] if item["weights"] is None else list(item["weights"].to(self._device)),
+                _pairs(item["values"], item["weights"], self._device),
                 None if item["total"] is None else item["total"].to(self._device),
                 None if item["weight"] is None else item["weight"].to(self._device),
             )
@@ -276,6 +278,15 @@ class EpochMetrics:
             else:
                 self._accumulators[name] = item
         self.objects.add(state["objects"])
+
+
+def _pairs(
+    values: Tensor | None, weights: Tensor | None, device: torch.device
+) -> list[tuple[Tensor, Tensor | float]]:
+    """Values with their weights, from what a state has of both."""
+    if values is None or weights is None:
+        return []
+    return list(zip(values.to(device), weights.to(device), strict=True))
 
 
 def reduced(parts: Sequence[tuple[Reduce, float, float]]) -> tuple[Reduce, float, float]:

@@ -1,6 +1,7 @@
 """EpochMetrics: exact means over samples, and state in the middle of an epoch."""
 
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -182,3 +183,34 @@ def test_training_steps_read_nothing_back_from_the_device(monkeypatch: pytest.Mo
     trainer.fit(regression(40))
     assert len(per_step) == 10
     assert per_step[-1] == per_step[0] == 0
+
+
+def test_an_interrupt_anywhere_in_a_record_leaves_what_can_be_reduced() -> None:
+    lines = 0
+
+    def interrupting(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code is not EpochMetrics.record.__code__:
+            return None
+        if event == "line":
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+        return interrupting
+
+    while True:
+        lines += 1
+        left, before = lines, sys.gettrace()
+        metrics = EpochMetrics(torch.device("cpu"))
+        metrics.record("loss", torch.tensor(1.0), 2)
+        sys.settrace(interrupting)
+        try:
+            metrics.record("loss", torch.tensor(4.0), 1)
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            sys.settrace(before)
+        assert metrics.compute()["loss"] in (1.0, 2.0)
+    assert lines > 5
