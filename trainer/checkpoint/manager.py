@@ -6,9 +6,9 @@ import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 #: Key of a checkpoint that says whether its file is to stay for ever.
 PERMANENT: Final = "permanent"
+
+Read = TypeVar("Read")
 
 logger = logging.getLogger(__name__)
 
@@ -111,37 +113,36 @@ def newest_checkpoint(
     folders: Iterable[Path], device: torch.device | str = "cpu"
 ) -> tuple[CheckpointFile, dict[str, Any]] | None:
     """The readable checkpoint with the most progress; a damaged one is passed over with a warning."""
-    for file in reversed(list_checkpoints(folders)):
-        try:
-            return file, load_checkpoint(file.path, device)
-        except CheckpointError as error:
-            logger.warning("%s; the checkpoint before it is used", error)
-    return None
+    files = list_checkpoints(folders)
+    return _latest(files, lambda path: load_checkpoint(path, device), "; the checkpoint before it is used")
 
 
 def find_checkpoint(
     folders: Iterable[Path], epoch: int, device: torch.device | str = "cpu"
 ) -> tuple[CheckpointFile, dict[str, Any]] | None:
     """The readable checkpoint of the end of ``epoch``, from the last folder that has one."""
-    for file in reversed(list_checkpoints(folders)):
-        if (file.epoch, file.batch) == (epoch, 0):
-            try:
-                return file, load_checkpoint(file.path, device)
-            except CheckpointError as error:
-                logger.warning("%s", error)
-    return None
+    return _latest(_of_epoch(folders, epoch), lambda path: load_checkpoint(path, device))
 
 
 def verified_checkpoint(folders: Iterable[Path], epoch: int) -> CheckpointFile | None:
     """The undamaged file of the end of ``epoch``, from the last folder that has one; nothing is loaded."""
-    for file in reversed(list_checkpoints(folders)):
-        if file.progress == (epoch, 0):
-            try:
-                verify_checkpoint(file.path)
-            except CheckpointError as error:
-                logger.warning("%s", error)
-            else:
-                return file
+    found = _latest(_of_epoch(folders, epoch), verify_checkpoint)
+    return None if found is None else found[0]
+
+
+def _of_epoch(folders: Iterable[Path], epoch: int) -> list[CheckpointFile]:
+    return [file for file in list_checkpoints(folders) if file.progress == (epoch, 0)]
+
+
+def _latest(
+    files: Sequence[CheckpointFile], read: Callable[[Path], Read], instead: str = ""
+) -> tuple[CheckpointFile, Read] | None:
+    """The last file that can be read, and what was read; a warning for each that can't."""
+    for file in reversed(files):
+        try:
+            return file, read(file.path)
+        except CheckpointError as error:
+            logger.warning("%s%s", error, instead)
     return None
 
 
