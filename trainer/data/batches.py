@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from trainer.data.moving import holds_objects, sequence_of, to_device
 from trainer.data.options import BatchOptions
 from trainer.data.random_state import kept_generators
 from trainer.data.seeding import derive_seed
-from trainer.data.shard import Rows, Shard, check_sharded, warn_of_repeats
+from trainer.data.shard import Rows, Shard, check_sharded, is_batches, warn_of_repeats
 
 # Beyond this size a shuffled copy of the data is not made; each batch is gathered on its own.
 _COPY_LIMIT = 2**30
@@ -32,7 +32,6 @@ _COPY_LIMIT = 2**30
 _ORDER_STREAM = 0x0DE2
 
 
-@runtime_checkable
 class Batches(Protocol):
     """Batches of one data set, on the device of the run."""
 
@@ -302,8 +301,8 @@ def make_batches(
         if shard is not None and not train:
             warn_of_repeats(data)
         return kind(data, device, seed=seed)
-    if isinstance(data, Batches) and not isinstance(data, Dataset):
-        return data
+    if is_batches(data):
+        return data  # type: ignore[return-value]
     if isinstance(data, tuple) and data and all(isinstance(item, Tensor) for item in data):
         data = TensorDataset(*data)
     data = data if isinstance(data, Dataset) else _with_items(data)
@@ -359,7 +358,7 @@ def close_batches(batches: Any) -> None:
 
 def is_batched(data: Any) -> bool:
     """Whether data comes in batches of its own, which no batch size changes."""
-    return isinstance(data, DataLoader) or (isinstance(data, Batches) and not isinstance(data, Dataset))
+    return isinstance(data, DataLoader) or is_batches(data)
 
 
 def _tensor_batches(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sized
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from trainer.state import TrainState
 
@@ -90,7 +90,7 @@ def check_sharded(data: Any, shard: Shard) -> None:
     """
     loader = isinstance(data, DataLoader)
     iterable = isinstance(data, IterableDataset)
-    if not (loader or iterable or _is_batches(data)):
+    if not (loader or iterable or is_batches(data)):
         return
     sharded = getattr(data, "sharded", False) or getattr(getattr(data, "dataset", None), "sharded", False)
     if loader and any(isinstance(item, DistributedSampler) for item in _samplers(data)):
@@ -129,5 +129,6 @@ def _samplers(loader: DataLoader[Any]) -> tuple[Any, ...]:
     return loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
 
 
-def _is_batches(data: Any) -> bool:
-    return hasattr(data, "epoch") and not hasattr(data, "__getitem__")
+def is_batches(data: Any) -> bool:
+    """Whether data are `trainer.data.batches.Batches`; a Dataset never is, whatever it is called by."""
+    return not isinstance(data, Dataset) and callable(getattr(data, "epoch", None))

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from tests.unit.trainer.support import assert_same, quick
+from tests.unit.trainer.support import assert_same, make_trainer, quick
 from trainer import BatchOptions
-from trainer.data.batches import Batches, LoaderBatches, TensorBatches, make_batches
+from trainer.data.batches import Batches, LoaderBatches, TensorBatches, is_batched, make_batches
 from trainer.data.lengths import batch_length
 from trainer.data.limits import SameBatches
 from trainer.data.moving import to_device
@@ -363,3 +363,20 @@ def test_data_of_another_library_goes_through_a_dataloader_and_lists_in_it_are_r
 def test_what_has_no_samples_is_refused(data: Any) -> None:
     with pytest.raises(TypeError, match="hand over a Dataset or a DataLoader"):
         make_batches(data, BatchOptions(), torch.device("cpu"), train=False)
+
+
+class Rounds:
+    """Items by number, and the epoch that they are of."""
+
+    epoch = 3
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(4), torch.ones(1)
+
+
+def test_items_with_an_epoch_that_is_no_method_are_no_batches() -> None:
+    assert not is_batched(Rounds())
+    assert make_trainer().fit(Rounds()).step == 4
