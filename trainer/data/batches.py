@@ -23,7 +23,7 @@ from trainer.data.moving import holds_objects, sequence_of, to_device
 from trainer.data.options import BatchOptions
 from trainer.data.random_state import kept_generators
 from trainer.data.seeding import derive_seed
-from trainer.data.shard import Rows, Shard, check_sharded, is_batches, warn_of_repeats
+from trainer.data.shard import Rows, Shard, check_sharded, is_batches, samplers_of, warn_of_repeats
 
 # Beyond this size a shuffled copy of the data is not made; each batch is gathered on its own.
 _COPY_LIMIT = 2**30
@@ -149,7 +149,7 @@ class LoaderBatches:
         self._device = device
         self._seed = seed
         self._iterator: Any = None
-        for sampler in self._samplers():
+        for sampler in samplers_of(self._loader):
             if isinstance(sampler, RandomSampler | WeightedRandomSampler) and sampler.generator is None:
                 # Left alone it would draw a seed from the global generator, at its first batch.
                 sampler.generator = torch.Generator()
@@ -215,16 +215,15 @@ class LoaderBatches:
                 self._loader._iterator = None  # noqa: SLF001
 
     def _set_epoch(self, epoch: int) -> None:
-        for part in (*self._samplers(), self._loader.dataset):  # a streamed data set draws its order itself
+        for part in (
+            *samplers_of(self._loader),
+            self._loader.dataset,
+        ):  # a streamed data set draws its order itself
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
-    def _samplers(self) -> tuple[Any, ...]:
-        batch_sampler = self._loader.batch_sampler
-        return self._loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)
-
     def _generators(self) -> Iterator[torch.Generator]:
-        for owner in (self._loader, *self._samplers()):
+        for owner in (self._loader, *samplers_of(self._loader)):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 yield generator
@@ -339,7 +338,7 @@ def refuse_shuffled(data: Any) -> None:
     """
     if not isinstance(data, DataLoader):
         return
-    for sampler in (data.sampler, getattr(data.batch_sampler, "sampler", None)):
+    for sampler in samplers_of(data):
         drawn = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
         if drawn or getattr(sampler, "shuffle", False) is True:  # as that of a DistributedSampler
             raise ValueError(

@@ -93,7 +93,7 @@ def check_sharded(data: Any, shard: Shard) -> None:
     if not (loader or iterable or is_batches(data)):
         return
     sharded = getattr(data, "sharded", False) or getattr(getattr(data, "dataset", None), "sharded", False)
-    if loader and any(isinstance(item, DistributedSampler) for item in _samplers(data)):
+    if loader and any(isinstance(item, DistributedSampler) for item in samplers_of(data)):
         sharded = True
     kind = type(data).__name__
     if not sharded:
@@ -111,7 +111,7 @@ def check_sharded(data: Any, shard: Shard) -> None:
 
 def warn_of_repeats(loader: DataLoader[Any]) -> None:
     """Warn where a DistributedSampler gives some samples to two processes, so that all get as many."""
-    for sampler in _samplers(loader):
+    for sampler in samplers_of(loader):
         if not isinstance(sampler, DistributedSampler):
             continue
         samples = len(sampler.dataset)  # type: ignore[arg-type]
@@ -125,7 +125,8 @@ def warn_of_repeats(loader: DataLoader[Any]) -> None:
             return
 
 
-def _samplers(loader: DataLoader[Any]) -> tuple[Any, ...]:
+def samplers_of(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """Whatever may draw the samples of a loader; None where it has no such one."""
     return loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
 
 

@@ -60,6 +60,12 @@ class Drawn(DistributedSampler[Any]):
         super().__init__(DATA, num_replicas=1, rank=0, shuffle=shuffle)
 
 
+class OwnBatches(BatchSampler):
+    """A batch sampler that says that it shuffles, as those of other libraries do."""
+
+    shuffle = True
+
+
 @pytest.mark.parametrize(
     "loader",
     [
@@ -68,8 +74,9 @@ class Drawn(DistributedSampler[Any]):
         DataLoader(DATA, 2, sampler=SubsetRandomSampler(range(9))),
         DataLoader(DATA, 2, sampler=Drawn()),
         DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 2, drop_last=False)),
+        DataLoader(DATA, batch_sampler=OwnBatches(range(9), 2, drop_last=False)),
     ],
-    ids=["shuffle", "weighted", "subset", "distributed", "batch sampler"],
+    ids=["shuffle", "weighted", "subset", "distributed", "batch sampler", "own batch sampler"],
 )
 def test_a_loader_that_shuffles_is_refused(loader: DataLoader[Any], tmp_path: Path) -> None:
     trainer = build()
