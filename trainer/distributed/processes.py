@@ -144,14 +144,16 @@ class Processes(Group):
 
     def gather(self, value: Any) -> list[Any]:
         """The value of each process, by rank, in all processes."""
-        return self._gathered(value, _NOTHING)
+        packed = _packed(value)  # before the others count on it
+        self._meet()
+        return self._collected(packed)
 
     def other_parts(self) -> Sequence[Any]:
         """What the other processes add to a checkpoint; they are asked at a batch's end, and nowhere else."""
         if self.rank or not self.at_boundary:
             return ()
         self._exchange(PARTS)
-        return self._collected(_packed(None))[1:]
+        return self._gathered_now(None)[1:]
 
     def decide(self, mine: Any) -> list[Any]:
         """What each process has decided, by rank; nothing where none has.
@@ -234,7 +236,7 @@ class Processes(Group):
             self._level, level = _LOGGER.level, max(_LOGGER.getEffectiveLevel(), logging.ERROR)
             _LOGGER.setLevel(level)
         self._device_sums = 0
-        self._known = self._watchable(self._gathered((_place(), os.getpid()), _NOTHING))
+        self._known = self._watchable(self.gather((_place(), os.getpid())))
         self._board = shared_board(self.rank, self.size, self.gather)
         self._unseen = _UNSEEN if self._board is None else ""
 
@@ -253,7 +255,7 @@ class Processes(Group):
 
     def _answer(self, word: int) -> None:  # noqa: ARG002 - there is one question
         """Give rank 0 what it has asked for."""
-        self._collected(_packed(self._make_part()))
+        self._gathered_now(self._make_part())
 
     def _exchange(self, word: int) -> int:
         if self._board is not None:
@@ -290,11 +292,6 @@ class Processes(Group):
         """Raise where the others are gone."""
         if self._told() is not None or self._dead():
             raise self._lost()
-
-    def _gathered(self, value: Any, word: int) -> list[Any]:
-        packed = _packed(value)  # before the others count on it
-        self._meet(word)
-        return self._collected(packed)
 
     def _gathered_now(self, value: Any) -> list[Any]:
         """The value of each process, by rank, where all know that they are there."""
