@@ -90,6 +90,8 @@ def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> No
         raise ValueError(f"checkpoint version {checkpoint.get('version')!r}, expected {CHECKPOINT_VERSION}")
     if fork:
         checkpoint = forked(checkpoint, trainer.built, trainer.seed)
+    elif trainer.device.type == "cpu" and not trainer.group.rank:
+        _compare_threads(checkpoint)
     trainer.fire("on_before_load_checkpoint", checkpoint)
     load_model(bare_model(trainer.model), checkpoint["model"])
     load_optimizer(trainer.optimizer, checkpoint["optimizer"])
@@ -109,6 +111,19 @@ def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> No
     trainer.recorder.load_state_dict(*part["recorders"])
     trainer.callbacks.load_state_dict({**checkpoint["callbacks"], **part["callbacks"]})
     trainer.fire("on_load_checkpoint", checkpoint)
+
+
+def _compare_threads(checkpoint: Mapping[str, Any]) -> None:
+    """Warn where a CPU will add up in another number of threads, and so round otherwise."""
+    before, now = checkpoint.get("threads"), torch.get_num_threads()
+    if before not in (None, now):
+        logger.warning(
+            "the checkpoint was written with %d threads and is resumed with %d, so that the rounding of sums may "
+            "be another from here on: torch.set_num_threads(%d) before resuming leaves it as it was",
+            before,
+            now,
+            before,
+        )
 
 
 def _part(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:

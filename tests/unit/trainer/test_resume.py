@@ -413,3 +413,17 @@ def test_what_a_loss_was_built_with_is_no_part_of_a_checkpoint() -> None:
     stopped.fit(regression(SAMPLES))
     tempered(loss).load_state_dict(through_file(stopped.state_dict()))
     assert (loss.weight.item(), loss.batches.item()) == (5.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("threads", "said"), [(3, ["the checkpoint was written with 3 threads and is resumed"]), (1, [])]
+)
+@pytest.mark.parametrize("fork", [False, True])
+def test_another_number_of_threads_is_a_warning(
+    threads: int, said: list[str], fork: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(regression())
+    checkpoint = {**trainer.state_dict(), "threads": threads}
+    make_trainer().load_state_dict(checkpoint, fork=fork)
+    assert [text.partition(" with 1,")[0] for text in caplog.messages] == ([] if fork else said)
