@@ -33,6 +33,20 @@ ZERO_GRAD = "zero_grad"
 CONTINUED: Final = frozenset({INTERRUPTED, PAUSED})
 #: What a hook may ask to leave out.
 SKIPPABLE: Final = frozenset({BACKWARD, BATCH, EPOCH, OPTIMIZER_STEP, SCHEDULER_STEP, VALIDATION, ZERO_GRAD})
+#: Fields of the state that a checkpoint has as they are.
+_SAVED_AS_IT_IS: Final = (
+    "epoch",
+    "step",
+    "batch_index",
+    "epoch_start_step",
+    "data_epoch",
+    "data_batch",
+    "cut_batches",
+    "cut_samples",
+    "batch_size",
+    "pass_batch_size",
+    "inherited",
+)
 
 
 @dataclass
@@ -299,18 +313,8 @@ class TrainState:
     def state_dict(self) -> dict[str, Any]:
         """Progress as plain values; an interruption or a pause is not part of it, so that the run can resume."""
         return {
-            "epoch": self.epoch,
-            "step": self.step,
-            "batch_index": self.batch_index,
-            "epoch_start_step": self.epoch_start_step,
-            "data_epoch": self.data_epoch,
-            "data_batch": self.data_batch,
-            "cut_batches": self.cut_batches,
-            "cut_samples": self.cut_samples,
-            "batch_size": self.batch_size,
-            "pass_batch_size": self.pass_batch_size,
+            **{name: getattr(self, name) for name in _SAVED_AS_IT_IS},
             "history": [dict(metrics) for metrics in self.history],
-            "inherited": self.inherited,
             "user_state": self.user_state,
             "epoch_stopped": self.epoch_stopped and self.batch_index > 0,
             # Of the skips only this one outlives its batch.
@@ -321,18 +325,12 @@ class TrainState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over saved progress; ``max_epochs`` stays as it was given to this run."""
-        self.epoch = state["epoch"]
-        self.step = state["step"]
-        self.batch_index = state["batch_index"]
-        self.epoch_start_step = state["epoch_start_step"]
-        self.data_epoch = state["data_epoch"]
-        self.data_batch = state["data_batch"]
-        self.cut_batches, self.cut_samples = state["cut_batches"], state["cut_samples"]
         # Up to version 7 checkpoints had no sizes: a callback had to set what held.
-        self.batch_size, self.pass_batch_size = state.get("batch_size"), state.get("pass_batch_size", 0)
+        saved = {"batch_size": None, "pass_batch_size": 0, **state}
+        for name in _SAVED_AS_IT_IS:
+            setattr(self, name, saved[name])
         self.history = [Metrics(metrics) for metrics in state["history"]]
         self.metrics = self.history[-1] if self.history else Metrics()
-        self.inherited = state["inherited"]
         self.user_state = dict(state["user_state"])
         self.stop_reason = state["stop_reason"]
         self.stop_now = False
