@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.callback import Callback, LogDispatch
-from trainer.checkpoint.contents import contents, contents_here, part_of_rank, restore
+from trainer.checkpoint.contents import contents, contents_here, rank_share, restore
 from trainer.checkpoint.fork import hyperparameters
 from trainer.checkpoint.resume import find_start
 from trainer.data.options import BatchOptions
@@ -167,7 +167,7 @@ class Trainer:
         """
         if self.running:
             raise RuntimeError("this trainer is running: a hook can't start a fit of it")
-        with self.group.session(self.device, part_of_rank(self), partial(contents_here, self)):
+        with self.group.session(self.device, rank_share(self), partial(contents_here, self)):
             self._fit(train, val, ckpt)
         return self.state
 
@@ -335,7 +335,7 @@ class Trainer:
             if self.state.stop_now:
                 self.epoch_rng = rng_state() if self.state.batch_index else None
                 if self.group.size > 1 and self.epoch_rng is not None:
-                    self.epoch_parts = self.group.gather(part_of_rank(self)())[1:]
+                    self.epoch_parts = self.group.gather(rank_share(self)())[1:]
                 break
             self.fire("on_train_epoch_end")
             self._settle()

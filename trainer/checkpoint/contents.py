@@ -73,7 +73,7 @@ def contents_here(trainer: Resumable) -> dict[str, Any]:
     }
 
 
-def part_of_rank(trainer: Resumable) -> Callable[[], dict[str, Any]]:
+def rank_share(trainer: Resumable) -> Callable[[], dict[str, Any]]:
     """Makes what one process adds to the checkpoint that rank 0 writes inside an epoch: what differs by rank."""
     return lambda: snapshot(
         {
@@ -105,11 +105,11 @@ def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> No
     if trainer.state.step:
         mark_stepped(trainer.optimizer)
     trainer.precision.load_state_dict(checkpoint["precision"])
-    part = _part(trainer, checkpoint)
-    trainer.epoch_rng = part["rng"] if trainer.state.batch_index else None
-    trainer.epoch_parts = part["others"] if trainer.state.batch_index else ()
-    trainer.recorder.load_state_dict(*part["recorders"])
-    trainer.callbacks.load_state_dict({**checkpoint["callbacks"], **part["callbacks"]})
+    share = _own_share(trainer, checkpoint)
+    trainer.epoch_rng = share["rng"] if trainer.state.batch_index else None
+    trainer.epoch_parts = share["others"] if trainer.state.batch_index else ()
+    trainer.recorder.load_state_dict(*share["recorders"])
+    trainer.callbacks.load_state_dict({**checkpoint["callbacks"], **share["callbacks"]})
     trainer.fire("on_load_checkpoint", checkpoint)
 
 
@@ -126,7 +126,7 @@ def _compare_threads(checkpoint: Mapping[str, Any]) -> None:
         )
 
 
-def _part(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def _own_share(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """What is this process's of what differs by rank; rank 0 takes over all sums where their number differs."""
     rank, size, others = trainer.group.rank, trainer.group.size, checkpoint.get("ranks", [])
     before, strategy = checkpoint.get("processes", 1), checkpoint.get("strategy", "ddp")

@@ -10,7 +10,7 @@ import torch
 
 from trainer.data.batches import Batches, close_batches, make_batches, pass_length
 from trainer.data.moving import map_batch
-from trainer.data.options import BatchOptions, Limit, part_of
+from trainer.data.options import BatchOptions, Limit, fraction_of
 from trainer.data.random_state import kept_rng, seed_all
 from trainer.data.shard import Shard
 
@@ -64,7 +64,7 @@ def limited(batches: Batches, limit: Limit, name: str) -> Batches:
         length = pass_length(batches)
         if length is None:
             raise ValueError(f"{name} is {limit}, but the data has no length: give a number of batches")
-        limit = part_of(length, limit)
+        limit = fraction_of(length, limit)
     return batches if limit is None else FirstBatches(batches, limit)
 
 

@@ -76,7 +76,7 @@ class BatchOptions:
                 )
 
 
-def part_of(length: int, share: float) -> int:
+def fraction_of(length: int, share: float) -> int:
     """Batches in a share of so many of them: whole ones, at least one."""
     # Rounded first: 0.29 * 100 is 28.999999999999996.
     return max(1, int(round(length * share, 6)))

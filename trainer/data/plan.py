@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainer.data.options import part_of
+from trainer.data.options import fraction_of
 from trainer.state import CONTINUED, TrainState
 
 
@@ -73,7 +73,7 @@ class Plan:
             raise ValueError(
                 f"validate_every is {self.validate_every}, but the training data has no length: give it in steps"
             )
-        return part_of(pass_length, self.validate_every)
+        return fraction_of(pass_length, self.validate_every)
 
     @property
     def epoch_steps(self) -> int | None:

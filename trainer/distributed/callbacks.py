@@ -122,7 +122,7 @@ class GroupEnd(Callback):
     def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Give rank 0 what it asks for while the model is as training has left it."""
         if self._group.strategy == "fsdp":
-            self._group.part()
+            self._group.leave()
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """Train on the first batch, or on none."""

@@ -166,7 +166,7 @@ class Processes(Group):
             return []
         return self._collected(packed)
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Wait until all are here, at the end of what they do together; not after an error."""
         if self._control is not None:
             self._meet()
