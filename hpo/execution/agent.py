@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import stat
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from hpo.config.spec import StudySpec
-from hpo.execution.engines.engine import LEFT_EARLY
+from hpo.execution.engines.engine import LEFT_EARLY, PLACEMENT_ENV
 from hpo.execution.messages import REQUESTS
 from hpo.execution.run import Listener, work_on
 
@@ -56,8 +57,8 @@ def join(
 
         return join_study(spec)
 
-    _leave_with_standard_input()
     with _leaving_at_once():
+        _leave_with_standard_input()
         return work_on(spec, opened, listen, warn, leave_when_idle=leave_when_idle, stop_seen=stop_seen)
 
 
@@ -77,9 +78,10 @@ def _leave_with_standard_input() -> None:
     """Take the end of standard input for a SIGTERM, where it is a pipe or a socket.
 
     Engines end their direct child, and what that has started notices its end by the pipe between them. A terminal,
-    a file and /dev/null say nothing about who has started this process.
+    a file and /dev/null say nothing about who has started this process; nor does a pipe that has ended already,
+    as cron gives one, where no engine has placed it.
     """
-    if is_a_line(0):
+    if is_a_line(0) and (PLACEMENT_ENV in os.environ or not has_ended(0)):
         threading.Thread(target=_wait_for_its_end, args=(0,), daemon=True).start()
 
 
@@ -92,8 +94,17 @@ def is_a_line(descriptor: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
+def has_ended(descriptor: int) -> bool:
+    """Whether the other end of a pipe or of a socket is closed; what was written before may be left to be read."""
+    looked = select.poll()
+    looked.register(descriptor, 0)
+    return any(event & select.POLLHUP for _, event in looked.poll(0))
+
+
 def _wait_for_its_end(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         while os.read(descriptor, 4096):
             pass
+    with contextlib.suppress(OSError):  # not by `print`: what it can't write stays in a buffer until the exit
+        os.write(2, b"leaving: the pipe that is standard input has closed\n")
     os.kill(os.getpid(), signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from hpo.config.spec import load_spec
+from hpo.execution.engines.engine import PLACEMENT_ENV
 from hpo.storage import machine
 from hpo.storage.recovery import Sightings
 from hpo.study.open_study import load_study, start_study
@@ -92,6 +94,25 @@ def test_an_agent_that_leaves_or_dies_requeues_its_trials(tmp_path: Path, how: s
     (only,) = ledger_of(study)
     assert (only.outcome, only.reason) == ("requeued", "interrupted")
     assert hpo_json("status", study)["agents"] == []
+
+
+@pytest.mark.parametrize(
+    ("placement", "code", "finished"), [(None, 0, 1), ("paper:1", ASKED, 0)], ids=["by a person", "by an engine"]
+)
+def test_a_pipe_that_has_ended_before_an_agent_starts_is_none_that_closes(
+    tmp_path: Path, placement: str | None, code: int, finished: int
+) -> None:
+    """Cron gives such a pipe; an engine's closes as well while the agent is being started."""
+    study = begun(tmp_path, "study.n_trials=1")
+    ours, theirs = os.pipe()
+    os.close(theirs)
+    environment = os.environ if placement is None else {**os.environ, PLACEMENT_ENV: placement}
+    command = [sys.executable, "-m", "hpo", "worker", str(study), "study.n_trials=1", "--leave-when-idle", "1s"]
+    agent = subprocess.run(command, stdin=ours, capture_output=True, text=True, env=environment, check=False)
+    os.close(ours)
+    assert agent.returncode == code, agent.stderr
+    assert ("leaving: the pipe that is standard input has closed" in agent.stderr) is bool(code)
+    assert hpo_json("status", study)["finished"] == finished
 
 
 LONG = """

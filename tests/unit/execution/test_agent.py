@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.execution.agent import is_a_line
+from hpo.execution.agent import has_ended, is_a_line
 
 
 def _of_socket(_: Path) -> list[int]:
@@ -38,3 +38,16 @@ def test_only_a_pipe_or_a_socket_says_that_who_started_it_is_gone(
         for descriptor in descriptors:
             os.close(descriptor)
     assert not is_a_line(descriptors[0]), "a closed one has said so before"
+
+
+@pytest.mark.parametrize("opened", [os.pipe, lambda: _of_socket(Path())], ids=["a pipe", "a socket"])
+@pytest.mark.parametrize("written", [b"", b"a line\n"], ids=["nothing", "a line"])
+def test_a_line_has_ended_where_its_other_end_is_closed(opened: Callable[[], list[int]], written: bytes) -> None:
+    ours, theirs = opened()
+    try:
+        os.write(theirs, written)
+        assert not has_ended(ours)
+        os.close(theirs)
+        assert has_ended(ours)
+    finally:
+        os.close(ours)
