@@ -45,7 +45,7 @@ from typing import Any, TextIO
 
 from optuna.trial import TrialState
 
-from hpo.console.output import flushed
+from hpo.console.output import BestEffort
 from hpo.errors import StudyError
 from hpo.execution.messages import AgentNews, EpochsEnded, Extended, Failed, Heard, Notice, Placed, Started
 from hpo.storage.engines import display_url
@@ -68,6 +68,7 @@ class EventWriter:
     def __init__(self, opened: OpenStudy, out: TextIO) -> None:
         self._opened = opened
         self._out = out
+        self._output = BestEffort()
 
     def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
         """The study starts; OSError as in `heard`."""
@@ -166,5 +167,5 @@ class EventWriter:
     def _write(self, event: str, **entries: Any) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps(finite({"event": event, "time": time, **entries}), allow_nan=False)
-        with contextlib.redirect_stdout(self._out), flushed():
+        with contextlib.redirect_stdout(self._out), self._output.printing():
             print(line)

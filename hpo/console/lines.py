@@ -12,7 +12,7 @@ from typing import Any
 from optuna.trial import TrialState
 
 from hpo.console.live import Picture
-from hpo.console.output import flushed
+from hpo.console.output import BestEffort
 from hpo.console.screen import Screen
 from hpo.console.tally import Tally, in_words
 from hpo.errors import without_password
@@ -43,6 +43,7 @@ class Reporter:
         self._shown = ""
         self._pruned_at_end = 0
         self._tally = Tally(opened)
+        self._output = BestEffort()
 
     def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
         """Say what is about to run; OSError as in `heard`."""
@@ -53,7 +54,7 @@ class Reporter:
         if placed is not None:
             where = f"up to {count_of(placed.most, 'agent')} on {placed.on}"
         trials = f"{of} {unit}" + (f", {done} of them done" if done else "")
-        with flushed():
+        with self._output.printing():
             self._say(f"study {spec.study.name}: {trials}, {where}")
             self._say(f"storage {display_url(spec.storage_url)}")
 
@@ -64,7 +65,7 @@ class Reporter:
             OSError: The reader is gone: the terminal or the pipe is closed.
         """
         self._tally.heard(label, message)
-        with flushed():
+        with self._output.printing():
             if isinstance(message, Notice):
                 print(message.text, file=sys.stderr)
             elif isinstance(message, Failed):

@@ -53,9 +53,42 @@ def read_by_others() -> Iterator[None]:
         with flushed():
             yield
     except OSError as error:
-        if not isinstance(error, ConnectionError) and error.errno != errno.EIO:  # of a pipe, of a terminal
-            problem = f"standard output can't be written: {error.strerror or error}"
-            raise StudyError(f"{problem}\n  fix: free some room, or send it elsewhere") from error
+        if not _is_of_a_reader(error):
+            raise StudyError(f"{_unwritable(error)}\n  fix: free some room, or send it elsewhere") from error
+
+
+class BestEffort:
+    """Output that is worth less than the study that it is about, which continues where a disk is full."""
+
+    def __init__(self) -> None:
+        self._has_failed = False
+
+    @contextlib.contextmanager
+    def printing(self) -> Iterator[None]:
+        """Bring what is printed inside to its reader; the first time that it can't be written, that is said.
+
+        Raises:
+            OSError: The reader is gone, which asks the program to end.
+        """
+        try:
+            with flushed():
+                yield
+        except OSError as error:
+            if _is_of_a_reader(error):
+                raise
+            if not self._has_failed:
+                self._has_failed = True
+                with contextlib.suppress(OSError), flushed():
+                    print(f"{_unwritable(error)}; the study continues", file=sys.stderr)
+
+
+def _is_of_a_reader(error: OSError) -> bool:
+    """Whether the other end of a pipe, or a terminal, is closed."""
+    return isinstance(error, ConnectionError) or error.errno == errno.EIO
+
+
+def _unwritable(error: OSError) -> str:
+    return f"standard output can't be written: {error.strerror or error}"
 
 
 def _mute_unread() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import make_study
+from tests.support.commands import hpo_json, make_study
 
 pytestmark = pytest.mark.full
 
@@ -25,6 +25,22 @@ def test_a_full_disk_is_no_reader_that_stops(tmp_path: Path) -> None:
     done = shell(f"{HPO} schema > /dev/full", tmp_path)
     assert done.returncode == 3
     assert done.stderr.startswith("standard output can't be written: No space left on device\n  fix: free")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("errors", ["", " 2>&1"], ids=["errors are read", "errors are lost, too"])
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["with a buffer", "without a buffer"])
+def test_a_study_continues_where_its_events_can_not_be_written(
+    tmp_path: Path, errors: str, unbuffered: str
+) -> None:
+    study = make_study(tmp_path)
+    done = shell(
+        f"PYTHONUNBUFFERED={unbuffered} {HPO} run {study} --n-trials 2 --json > /dev/full{errors}", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    said = "standard output can't be written: No space left on device; the study continues\n"
+    assert errors or (done.stderr.count("can't"), done.stderr[-len(said) :]) == (1, said)
+    assert hpo_json("status", study)["finished"] == 2
 
 
 def test_a_reader_that_stops_is_none_of_our_business(tmp_path: Path) -> None:
