@@ -85,7 +85,7 @@ class Driver:
         """Have agents work until every trial has ended, the time is over, or a signal comes.
 
         A first Ctrl-C drains the agents, a second one at a terminal kills them. At SIGTERM and SIGHUP they are
-        left at work, and where their engine does not answer at the second Ctrl-C.
+        left at what they do, and where their engine does not answer at the second Ctrl-C.
 
         Raises:
             DatabaseError: The database fails permanently; agents are left.
@@ -206,13 +206,17 @@ class Driver:
 
     def _hear(self, number: signal.Signals, *, insisted: bool) -> None:
         if number is not signal.SIGINT:
-            self._leaving = Ending.LEFT
+            self._leave(Ending.LEFT)
         elif insisted:
             self._kill()
         elif self._ending is not Ending.INTERRUPTED:
             self._stop(Ending.INTERRUPTED)
             more = "; a second Ctrl-C stops them immediately" if at_terminal() else ""
             self._notify("", Notice(_STOPPING + more))
+
+    def _leave(self, how: Ending) -> None:
+        """Leave before the agents have: they stay at work, unless they have been asked to leave for a reason."""
+        self._leaving = how if self._ending in (None, Ending.DONE) else self._ending
 
     def _kill(self) -> None:
         """Stop all agents immediately; where their engine does not answer, leave them."""
@@ -234,7 +238,7 @@ class Driver:
             self._reporter(label, message)
         except OSError:  # the terminal has been closed, or what read our output has ended
             self._reporter = lambda *_: None
-            self._leaving = Ending.DETACHED
+            self._leave(Ending.DETACHED)
 
 
 def _ends_a_trial(said: Message | Settled) -> bool:

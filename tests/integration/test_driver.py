@@ -275,6 +275,21 @@ def test_a_second_ctrl_c_leaves_agents_whose_engine_does_not_answer(studies: Stu
     assert Notice("leaving: the engine does not answer, and stops no agents") in heard
 
 
+@pytest.mark.parametrize(
+    ("stop", "ending"), [(None, Ending.LEFT), (Ending.DONE, Ending.LEFT), (Ending.INTERRUPTED, Ending.INTERRUPTED)]
+)
+def test_a_driver_that_has_asked_its_agents_to_leave_does_not_say_that_they_stay(
+    studies: Studies, stop: Ending | None, ending: Ending
+) -> None:
+    with studies.open() as (view,):
+        driver = Driver(view, PaperEngine(), order_of(view), (1, 1), lambda *_: None)
+        driver._fleet.grow(1)
+        if stop is not None:
+            driver._stop(stop)
+        driver._hear(signal.SIGTERM, insisted=False)
+        assert driver.run() is ending
+
+
 def test_agents_that_die_with_nothing_done_end_the_run(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpo.execution.fleet._FIRST_PAUSE", 0.0)
     monkeypatch.setattr("hpo.execution.driver._TICK", 0.0)
