@@ -6,6 +6,7 @@ Kubernetes starts an agent again that it has taken away; it does not one that fa
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shlex
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from hpo.errors import StudyError
 from hpo.execution.engines.by_name import Address
 from hpo.execution.engines.engine import (
     AgentOrder,
@@ -115,9 +117,7 @@ class KubernetesEngine:
         """What Jobs and pods say, at most every three seconds."""
         if not (self._known or self._given_up) or self._clock() < self._next_look:
             return
-        if self._given_up:
-            self._kubectl.delete("jobs", *self._given_up, "--cascade=background")
-            self._given_up = []
+        self._delete_given_up()
         selector = f"{STUDY_LABEL} in ({','.join(sorted(self._keys))}),{ROLE_LABEL}=agent"
         found = states(self._kubectl.look("jobs,pods", selector))
         self._next_look = self._clock() + _INTERVAL
@@ -179,7 +179,14 @@ class KubernetesEngine:
         return _commented(lines) + as_yaml(self._driver(command, order))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Delete what no look came to any more; nothing else is held."""
+        with contextlib.suppress(StudyError):
+            self._delete_given_up()
+
+    def _delete_given_up(self) -> None:
+        if self._given_up:
+            self._kubectl.delete("jobs", *self._given_up, "--cascade=background")
+            self._given_up = []
 
     def _needs(self, order: AgentOrder) -> list[str]:
         settings = self._settings
@@ -265,7 +272,7 @@ class KubernetesEngine:
         return NodeGone(placement, pod.host) if self._clock() > asked + pod.leaving + _OVERDUE else None
 
     def _give_up(self, placement: Placement) -> None:
-        """Let Kubernetes not start it again; that is asked at the next look, so that an error loses no change."""
+        """Let Kubernetes not start it again; asked at the next look or at the end, an error loses no change."""
         del self._known[placement]
         self._given_up.append(_job_of(placement))
 

@@ -425,6 +425,28 @@ def test_an_agent_that_can_never_start_ends_with_its_cause(cluster: Cluster, wha
     assert cluster.kubectl.commands, "its Job would wait for ever"
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_job_that_is_given_up_at_the_last_look_is_deleted_at_the_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_away: bool
+) -> None:
+    """The driver ends with the error that too many agents have died: no other look comes."""
+    waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+    cluster.pod["status"] = {
+        "phase": "Pending",
+        "containerStatuses": [{"name": "hpo", "state": {"waiting": waiting}}],
+    }
+    [_] = cluster.changes()
+    assert cluster.kubectl.commands == []
+    if is_away:
+        monkeypatch.setattr(Answers, "delete", away)
+    cluster.engine.close()
+    assert bool(cluster.kubectl.commands) is not is_away
+
+
+def away(*_: object) -> None:
+    raise EngineAwayError("no route to host")
+
+
 def test_a_drained_agent_has_ended_when_its_job_is_gone(cluster: Cluster) -> None:
     cluster.changes()
     cluster.engine.drain([cluster.placement])
