@@ -82,6 +82,8 @@ def main() -> NoReturn:
     """
     debug = "--debug" in sys.argv
     ready_streams()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # one that is ignored leaves no child its exit code
     try:
         refuse_other_systems()
         refuse_process_groups()

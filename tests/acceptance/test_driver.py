@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -154,6 +155,27 @@ def test_what_a_trial_leaves_running_is_no_agent(tmp_path: Path) -> None:
         assert left.status() != psutil.STATUS_ZOMBIE
         assert not found(study)
         left.kill()
+
+
+IGNORANT = """
+import os, signal, sys
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, "-m", "hpo", *sys.argv[1:]])
+"""
+
+
+def test_agents_that_leave_have_left_also_where_who_started_the_driver_ignores_its_children(
+    tmp_path: Path,
+) -> None:
+    study = make_study(tmp_path)
+    command = [sys.executable, "-c", IGNORANT, "run", str(study), "--on", "local", "--json", "--n-trials", "2"]
+    with none_left(study):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    ends = [each for each in map(json.loads, done.stdout.splitlines()) if each["event"] == "agent_ended"]
+    assert {each["cause"] for each in ends} <= {"it has left", "it was asked to leave"}
+    assert len(ends) == 1
 
 
 def test_a_study_in_python_is_run_by_agents_elsewhere(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ import psutil
 import pytest
 
 from hpo.execution.engines.by_name import address_of, engine_of
-from hpo.execution.engines.engine import AgentOrder, Engine
+from hpo.execution.engines.engine import AgentOrder, Ended, Engine
 from tests.support.commands import wait_until
-from tests.support.engine_contract import EngineContract
+from tests.support.engine_contract import EngineContract, ended, until
 
 
 class TestLocal(EngineContract):
@@ -42,6 +43,17 @@ class TestLocal(EngineContract):
         monkeypatch.setattr(psutil.Process, "environ", early)
         (placement,) = self.make().place(order, 1)
         assert self.make().find(order) == [placement]
+
+    def test_an_agent_ends_also_where_its_exit_code_is_lost(self, order: AgentOrder) -> None:
+        engine = self.make()
+        kept = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try:
+            (placement,) = engine.place(order, 1)
+            order.study.with_name("done").touch()
+            changes = until(engine, lambda found: ended(found) == {placement})
+        finally:
+            signal.signal(signal.SIGCHLD, kept)
+        assert changes[-1] == Ended(placement, "its process is gone", in_order=False)
 
     @pytest.mark.parametrize("driver", [False, True])
     def test_a_shell_runs_the_script(

@@ -174,9 +174,13 @@ class LocalEngine:
 
     def _end(self, placement: Placement, agent: psutil.Process) -> Ended | None:
         """How an agent has ended; None while it lives."""
+        gone = Ended(placement, "its process is gone", in_order=False)
         if placement not in self._started:  # another process started it, and gets its exit code
-            return None if _lives(agent) else Ended(placement, "its process is gone", in_order=False)
-        pid, status = os.waitpid(agent.pid, os.WNOHANG)
+            return None if _lives(agent) else gone
+        try:
+            pid, status = os.waitpid(agent.pid, os.WNOHANG)
+        except ChildProcessError:  # this process ignores SIGCHLD, and gets none
+            return gone
         if not pid:
             return None
         code = os.waitstatus_to_exitcode(status)
