@@ -12,13 +12,14 @@ import select
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hpo.config.spec import StudySpec
 from hpo.execution.engines.engine import LEFT_EARLY, PLACEMENT_ENV
 from hpo.execution.messages import REQUESTS
 from hpo.execution.run import Listener, work_on
+from hpo.execution.signals import handled
 
 if TYPE_CHECKING:
     from hpo.checks.findings import Finding
@@ -57,21 +58,15 @@ def join(
 
         return join_study(spec)
 
-    with _leaving_at_once():
+    # Before this process holds anything it ends at once; later `registered` and the supervisor hear a signal.
+    with handled(REQUESTS, lambda *_: os._exit(LEFT_EARLY)):
         _leave_with_standard_input()
-        return work_on(spec, opened, listen, warn, leave_when_idle=leave_when_idle, stop_seen=stop_seen)
+        try:
+            return work_on(spec, opened, listen, warn, leave_when_idle=leave_when_idle, stop_seen=stop_seen)
+        except KeyboardInterrupt:
+            from hpo.execution.supervisor import Ending
 
-
-@contextlib.contextmanager
-def _leaving_at_once() -> Iterator[None]:
-    """End where this process is asked to leave before it holds anything; later the supervisor hears that."""
-    asked = [number for number in REQUESTS if signal.getsignal(number) is not signal.SIG_IGN]
-    kept = {number: signal.signal(number, lambda *_: os._exit(LEFT_EARLY)) for number in asked}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
+            return Ending.INTERRUPTED
 
 
 def _leave_with_standard_input() -> None:

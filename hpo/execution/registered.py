@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from hpo.config.code import code_identity
+from hpo.execution.messages import REQUESTS
+from hpo.execution.signals import handled
 from hpo.storage import agents
 from hpo.storage.agents import Agent, Joining
 from hpo.storage.ledger import Executor, Owner
@@ -105,6 +108,8 @@ def registered(
 ) -> Iterator[Registered]:
     """This process as an agent of a study for the time of the block; where that raises, the agent has failed.
 
+    A signal that asks it to leave before the block is a KeyboardInterrupt.
+
     Args:
         opened: The study.
         slots: A device and threads for each worker.
@@ -114,7 +119,8 @@ def registered(
     """
     this = Registered(opened, slots, stop_seen, placement)
     try:
-        this.join(say)
+        with handled(REQUESTS, signal.default_int_handler):
+            this.join(say)
         yield this
     finally:
         # Where the database is away, others see that the process is gone. Who has said how it ended has ended it.

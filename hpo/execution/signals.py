@@ -8,7 +8,8 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from types import FrameType
 
 
 class Signals:
@@ -51,21 +52,32 @@ class Signals:
 
 @contextlib.contextmanager
 def heard(numbers: Collection[signal.Signals]) -> Iterator[Signals]:
-    """Hear signals for the time of the block; handlers exist in the main thread only.
+    """Hear signals for the time of the block, as `handled` does."""
+    signals = Signals()
+    try:
+        with handled(numbers, lambda came, _: signals.send(came)):
+            yield signals
+    finally:
+        signals.close()
+
+
+@contextlib.contextmanager
+def handled(
+    numbers: Collection[signal.Signals], handler: Callable[[int, FrameType | None], object]
+) -> Iterator[None]:
+    """Handle signals for the time of the block; handlers exist in the main thread only.
 
     One that is ignored stays so: `nohup` asks for that.
     """
     ours: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
         ours = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    signals = Signals()
-    kept = {number: signal.signal(number, lambda came, _: signals.send(came)) for number in ours}
+    kept = {number: signal.signal(number, handler) for number in ours}
     try:
-        yield signals
+        yield
     finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
-        signals.close()
+        for number, before in kept.items():
+            signal.signal(number, before)
 
 
 def at_terminal() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpo.errors import StudyError
-from hpo.execution.registered import Registered
+from hpo.execution.registered import Registered, registered
 from hpo.execution.upkeep import Upkeep
 from hpo.storage import agents
 from hpo.storage.agents import Joining
@@ -61,3 +62,22 @@ def test_an_error_of_who_listens_is_not_one_of_the_folder(studies: Studies) -> N
         second = Registered(view, [])
         with pytest.raises(BrokenPipeError):
             second.join(say)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_agent_that_is_asked_to_leave_while_it_watches_others_leaves_nothing(
+    studies: Studies, number: signal.Signals
+) -> None:
+    with studies.open() as (view,):
+        joining = Joining("", "cpu", 1, "code", "config", "theirs", 60.0)
+        with view.storage.transaction() as session:
+            first = agents.register(session, view.study_id, replace(Owner.current(), host="elsewhere"), joining)
+        kept = signal.signal(number, lambda *_: pytest.fail("that is for an agent that holds nothing"))
+        try:
+            with pytest.raises(KeyboardInterrupt), registered(view, [], lambda _: os.kill(os.getpid(), number)):
+                pytest.fail("it has joined")
+        finally:
+            signal.signal(number, kept)
+        with view.storage.engine.connect() as conn:
+            assert [each.agent_id for each in agents.open_agents(conn, view.study_id)] == [first.agent_id]
+        assert list((view.spec.output_dir / "agents").iterdir()) == []
