@@ -14,7 +14,7 @@ from hpo.execution.messages import Notice
 from hpo.execution.registered import Registered
 from hpo.storage import agents, ledger
 from hpo.storage.budget import Budgets
-from hpo.storage.outage import DatabaseAwayError
+from hpo.storage.outage import DatabaseAwayError, DatabaseError
 from hpo.storage.recovery import Settled, Sightings, StopNote, Verdict, settle_agent, settle_process
 from hpo.storage.study_end import prune_paused, read_budgets
 from hpo.storage.study_storage import StudyStorage
@@ -213,7 +213,7 @@ class Upkeep:
     def _keep_to_quota(self) -> None:
         try:
             report = enforce_quota(self._opened)
-        except DatabaseAwayError:
+        except (DatabaseAwayError, DatabaseError):
             raise
         except StudyError as error:  # a file that can't be removed
             said, over = str(error), True

@@ -8,6 +8,7 @@ import multiprocessing
 import re
 import sys
 import threading
+import time
 import types
 from types import NoneType
 from typing import Any, TypeVar
@@ -22,11 +23,13 @@ from hpo.execution.launchers.local import LocalLauncher
 from hpo.execution.messages import EpochsEnded, Leaving, Notice, Ready, Started, Tick
 from hpo.execution.news import News
 from hpo.execution.supervisor import Ending, Supervisor
+from hpo.execution.upkeep import Upkeep
 from hpo.execution.worker import _check_preload
 from hpo.storage.ledger import Owner
+from hpo.storage.outage import DatabaseError
 from hpo.storage.recovery import Settled
 from hpo.study.folders import worker_logs
-from hpo.study.open_study import load_study
+from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome
 from hpo.study.status import study_best, study_status, study_trials
 from hpo.trial.report import TrialReport
@@ -538,6 +541,17 @@ def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delitem(sys.modules, "hpo.execution.launchers.preload", raising=False)
     with pytest.raises(RuntimeError, match="could not import its preload"):
         _check_preload()
+
+
+def test_a_database_that_fails_while_the_quota_is_looked_at_is_no_matter_of_the_quota(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: OpenStudy) -> None:
+        raise DatabaseError("the disk of the database is full")
+
+    monkeypatch.setattr("hpo.execution.upkeep.enforce_quota", fails)
+    with studies.open() as (view,), pytest.raises(DatabaseError):
+        Upkeep(view, lambda *_: pytest.fail("that is no notice")).look(time.monotonic())
 
 
 def test_checkpoints_above_the_quota_go_while_the_study_runs(studies: Studies) -> None:
