@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from hpo.config.schema import RunSection
+from hpo.execution.engines.engine import LEFT_EARLY
 from hpo.execution.memory import memory_of
 from hpo.storage.recovery import Verdict
 from hpo.study.outcome import Outcome
@@ -85,6 +86,12 @@ def death_of(exitcode: int | None, struck_before: int, who: str = "its worker") 
     if name == "SIGKILL" and oom_kills() > struck_before:
         return f"{who} was killed by SIGKILL; the kernel was out of memory at that time"
     return f"{who} was killed by {name}"
+
+
+def agent_end(exitcode: int, struck_before: int) -> str:
+    """How an agent has ended, in words; see `death_of`."""
+    causes = {0: "it has left", LEFT_EARLY: "it was asked to leave"}
+    return causes.get(exitcode) or death_of(exitcode, struck_before, who="the agent")
 
 
 def _signal_name(number: int) -> str:

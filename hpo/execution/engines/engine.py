@@ -84,6 +84,10 @@ class AgentOrder:
         workers = () if self.workers is None else ("--workers", str(self.workers))
         return [*(program or HPO), "worker", str(self.study), *workers, *self.arguments]
 
+    def log(self, placement: Placement) -> Path:
+        """The file with what an agent prints, by the last part of its id."""
+        return self.logs / f"agent-{placement.id.rpartition('-')[2]}.log"
+
 
 def driver_command(command: Sequence[str]) -> list[str]:
     """The command of a driver that is submitted, from its arguments after ``hpo``."""

@@ -22,7 +22,6 @@ from hpo.config.variables import without_token
 from hpo.errors import StudyError
 from hpo.execution.engines.by_name import Address
 from hpo.execution.engines.engine import (
-    LEFT_EARLY,
     PLACEMENT_ENV,
     AgentOrder,
     Change,
@@ -31,7 +30,7 @@ from hpo.execution.engines.engine import (
     Running,
     driver_command,
 )
-from hpo.execution.limits import death_of, oom_kills
+from hpo.execution.limits import agent_end, oom_kills
 from hpo.storage.machine import host_name
 from hpo.wording import count_of
 
@@ -76,7 +75,7 @@ class LocalEngine:
         placed = []
         for _ in range(count):
             placement = Placement(f"{_prefix(order)}{secrets.token_hex(4)}")
-            log = _log(order, placement)
+            log = order.log(placement)
             pid = _start(order.command(), log, {PLACEMENT_ENV: placement.id})
             agent = psutil.Process(pid)
             _wait_until_others_see(agent)
@@ -166,7 +165,7 @@ class LocalEngine:
 
     def _take_in(self, order: AgentOrder, placement: Placement, process: psutil.Process) -> None:
         self._agents[placement] = process
-        self._logs[placement] = _log(order, placement)
+        self._logs[placement] = order.log(placement)
         self._new.append(placement)
 
     def _living(self, placements: Sequence[Placement]) -> list[psutil.Process]:
@@ -184,17 +183,11 @@ class LocalEngine:
         if not pid:
             return None
         code = os.waitstatus_to_exitcode(status)
-        causes = {0: "it has left", LEFT_EARLY: "it was asked to leave"}
-        cause = causes.get(code) or death_of(code, self._struck, who="the agent")
-        return Ended(placement, cause, in_order=code == 0)
+        return Ended(placement, agent_end(code, self._struck), in_order=code == 0)
 
 
 def _prefix(order: AgentOrder) -> str:
     return f"local:{order.key}-"
-
-
-def _log(order: AgentOrder, placement: Placement) -> Path:
-    return order.logs / f"agent-{placement.id.rpartition('-')[2]}.log"
 
 
 def _driver_log(order: AgentOrder) -> Path:

@@ -42,7 +42,7 @@ from hpo.execution.engines.ray_jobs import (
     ray_resources,
     runtime_env,
 )
-from hpo.execution.limits import death_of, oom_kills
+from hpo.execution.limits import agent_end, oom_kills
 
 #: Where the names of our actors live; other programs' names on the same cluster do not meet them.
 _NAMESPACE: Final = "hpo"
@@ -230,7 +230,7 @@ class RayEngine:
     def _placed(self, ray: Any, order: AgentOrder, node: str, options: Mapping[str, Any]) -> Placement:
         placement = Placement(f"{_prefix(order)}{node[:_NODE_DIGITS] or _ANY_NODE}-{secrets.token_hex(4)}")
         arguments = arguments_there(self._address, order, order.command("hpo")[1:])
-        log = _log(order, placement)
+        log = order.log(placement)
         self._take_in(
             order, placement, _actor(ray, placement.id, arguments, {PLACEMENT_ENV: placement.id}, log, options)
         )
@@ -238,7 +238,7 @@ class RayEngine:
 
     def _take_in(self, order: AgentOrder, placement: Placement, actor: Any) -> None:
         self._agents[placement] = _Agent(order, actor, actor.start.remote(_secrets(order)))
-        self._logs[placement] = _log(order, placement)
+        self._logs[placement] = order.log(placement)
 
     # ---- what becomes of agents
 
@@ -337,8 +337,7 @@ def _nodes(ray: Any) -> list[dict[str, Any]]:
 
 def _cause(code: int) -> str:
     """How an agent has ended, from its exit code. Of its machine's memory this one's kernel knows nothing."""
-    causes = {0: "it has left", LEFT_EARLY: "it was asked to leave"}
-    return causes.get(code) or death_of(code, oom_kills(), who="the agent")
+    return agent_end(code, oom_kills())
 
 
 def _prefix(order: AgentOrder) -> str:
@@ -347,10 +346,6 @@ def _prefix(order: AgentOrder) -> str:
 
 def _node_of(placement: Placement) -> str:
     return placement.id.split("-")[1]
-
-
-def _log(order: AgentOrder, placement: Placement) -> Path:
-    return order.logs / f"agent-{placement.id.rpartition('-')[2]}.log"
 
 
 def _secrets(order: AgentOrder) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from hpo.config.spec import STORAGE_ENV
 from hpo.errors import InputError
-from hpo.execution.engines.engine import HPO, LEFT_EARLY, PLACEMENT_ENV, AgentOrder, Resources
+from hpo.execution.engines.engine import LEFT_EARLY, PLACEMENT_ENV, AgentOrder, Resources, driver_command
 from hpo.execution.engines.slurm_commands import SBATCH
 from hpo.execution.engines.slurm_settings import OF_AGENTS, Settings
 
@@ -63,7 +63,7 @@ def driver_script(command: Sequence[str], order: AgentOrder, settings: Settings)
         ("output", _pattern(order.logs / "driver-%j.log")),
         ("chdir", str(order.study.parent)),
     ]
-    return _script(head, options, _needed(order), [*HPO, *command], "$SLURM_JOB_ID")
+    return _script(head, options, _needed(order), driver_command(command), "$SLURM_JOB_ID")
 
 
 def _options(settings: Settings, warning: str) -> list[tuple[str, str]]:
