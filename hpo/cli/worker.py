@@ -88,16 +88,15 @@ _WHY = {
 
 
 def _seconds(text: str) -> float:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic_core import PydanticCustomError
 
-    from hpo.config.schema_types import Seconds
+    from hpo.config.schema_types import in_seconds
 
     try:
-        return TypeAdapter(Seconds).validate_python(text)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        fix = problem.get("ctx", {}).get("fix", "")
-        raise InputError(problem["msg"], path="--leave-when-idle", value=text, fix=fix) from None
+        return in_seconds(text)
+    except PydanticCustomError as error:
+        fix = (error.context or {}).get("fix", "")
+        raise InputError(error.message(), path="--leave-when-idle", value=text, fix=fix) from None
 
 
 def _join(spec: StudySpec, idle: float, stop_seen: str | None, *, quiet: bool, json_: bool) -> str:

@@ -42,9 +42,8 @@ def fail(problem: str, fix: str = "", *keys: str) -> PydanticCustomError:
     )
 
 
-def _duration(value: Any) -> Any:
-    if value is None:
-        return None
+def in_seconds(value: Any) -> float:
+    """A duration as people write it, in seconds."""
     fix = 'write seconds, or a duration such as "90s", "30m", "2h" or "1h30m"'
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise fail("must be a duration", fix)
@@ -59,6 +58,10 @@ def _duration(value: Any) -> Any:
     if value > _MAX_SECONDS:
         raise fail(f"must be at most {_MAX_SECONDS} seconds", fix)
     return float(value)
+
+
+def _duration(value: Any) -> float | None:
+    return None if value is None else in_seconds(value)
 
 
 def in_bytes(value: Any, key: str = "") -> int:

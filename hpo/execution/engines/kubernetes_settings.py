@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
-from hpo.config.schema_types import Seconds
+from hpo.config.schema_types import in_seconds
 from hpo.errors import InputError
 from hpo.execution.engines.by_name import Address
 
@@ -120,8 +120,8 @@ def _files(address: Address, value: str) -> str:
 def _grace(address: Address, value: str) -> int:
     number: float | str = float(value) if value.isdecimal() else value
     try:
-        return max(1, round(TypeAdapter(Seconds).validate_python(number)))
-    except ValidationError:
+        return max(1, round(in_seconds(number)))
+    except PydanticCustomError:
         raise _error(address, "grace", f"{value!r} is not a duration", "write grace=120s, or grace=5m") from None
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
-from hpo.config.schema_types import MAX_PROCESSES, Seconds
+from hpo.config.schema_types import MAX_PROCESSES, in_seconds
 from hpo.execution.engines.by_name import Address
 
 #: Options of sbatch that are passed on as they stand.
@@ -99,8 +99,8 @@ def _seconds(address: Address, key: str) -> int:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     try:
-        length: float = TypeAdapter(Seconds).validate_python(value)
-    except ValidationError:
+        length = in_seconds(value)
+    except PydanticCustomError:
         length = 0
     if length < 1 or value.isdecimal():  # a bare number is one of seconds in a study file, of minutes in sbatch
         fix = f"write {key}=4h, {key}=1h30m or {key}=1:30:00"
