@@ -61,7 +61,7 @@ SERVER = "postgresql://user@host/db"
 class PaperEngine:
     """Places agents that are nothing; what becomes of them is said by the test."""
 
-    kind, agents = "paper", 1
+    agents = 1
 
     def __init__(self) -> None:
         self.placed: list[Placement] = []

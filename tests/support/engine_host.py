@@ -20,7 +20,7 @@ class HostedEngine:
         self.process = process
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("kind", "agents"):
+        if name == "agents":
             return self._asked(name, None)
         return lambda *arguments: self._asked(name, arguments)
 

@@ -203,10 +203,6 @@ class Engine(Protocol):
     """Places agents. A method raises `EngineAwayError` where the engine does not answer, `StudyError` for good."""
 
     @property
-    def kind(self) -> str:
-        """Its name: ``local``, ``ray``, ``slurm`` or ``k8s``."""
-
-    @property
     def agents(self) -> int:
         """How many agents there are to be where a person gives no number: by its keys, as ``nodes=4``, or one."""
 

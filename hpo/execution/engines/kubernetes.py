@@ -86,11 +86,9 @@ class KubernetesEngine:
         clock: Seconds that pass.
 
     Attributes:
-        kind: ``k8s``.
         agents: One.
     """
 
-    kind: Final = "k8s"
     agents: Final = 1
 
     def __init__(

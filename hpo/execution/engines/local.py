@@ -56,11 +56,9 @@ class LocalEngine:
     """Starts agents beside the driver; resources are not limited.
 
     Attributes:
-        kind: ``local``.
         agents: One.
     """
 
-    kind: Final = "local"
     agents: Final = 1
 
     def __init__(self) -> None:

@@ -107,12 +107,7 @@ class RayEngine:
 
     Args:
         address: Where Ray is, and how to place.
-
-    Attributes:
-        kind: ``ray``.
     """
-
-    kind: Final = "ray"
 
     def __init__(self, address: Address) -> None:
         self._address = address

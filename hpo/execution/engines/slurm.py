@@ -77,11 +77,8 @@ class SlurmEngine:
         interval: Seconds between two looks at the jobs.
 
     Attributes:
-        kind: ``slurm``.
         agents: As many as `nodes`.
     """
-
-    kind: Final = "slurm"
 
     def __init__(self, settings: Settings, interval: float = _INTERVAL) -> None:
         self.agents = settings.agents

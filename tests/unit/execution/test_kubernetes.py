@@ -95,7 +95,7 @@ def test_every_key_is_read() -> None:
     )
     wanted = Settings("r:5000/hpo@sha256:0", "c", Path("/m"), "image", "s", "n", 120, 7, "low", "a", "amd.com/gpu")
     assert settings_of(address_of(text)) == wanted
-    assert engine_of(address_of("k8s:image=i,volume-claim=c")).kind == "k8s"
+    assert isinstance(engine_of(address_of("k8s:image=i,volume-claim=c")), KubernetesEngine)
 
 
 @pytest.mark.parametrize(
