@@ -27,7 +27,7 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def room(device: torch.device) -> int:
+def spare(device: torch.device) -> int:
     """How many processes like this one, whose trial has paused, its worker may keep; 0: it is to end.
 
     A process that has children ends, for they would run on beside the next trial.

@@ -79,13 +79,10 @@ class Processes:
     Args:
         trial: What each of them runs.
         owner: The worker.
-
-    Attributes:
-        room: How many that train nothing there may be on the device beside one that trains, as far as is known.
     """
 
     def __init__(self, trial: TrialProcess, owner: Owner) -> None:
-        self.room = 0
+        self._spare = 0  # as in `hpo.execution.trial_process.Over`, as far as is known
         self._leaves_device = False
         self._trial = trial
         self._owner = owner
@@ -119,15 +116,15 @@ class Processes:
         assert waiting is not None
         return waiting
 
-    def keep(self, trial_id: int, process: Standby, room: int) -> None:
-        """Keep the process of a paused trial, and of those before as many as there is room for: the latest."""
+    def keep(self, trial_id: int, process: Standby, spare: int) -> None:
+        """Keep the process of a paused trial, and of those before as many as may be kept: the latest."""
         self._kept[trial_id] = process
-        self.fit(room)
+        self.fit(spare)
 
-    def fit(self, room: int) -> None:
-        """Note the room there is, and end the oldest processes of paused trials that are more than it holds."""
-        self.room = room
-        for oldest in list(self._kept)[: max(0, len(self._kept) - room)]:
+    def fit(self, spare: int) -> None:
+        """Note how many may train nothing, and end the oldest processes of paused trials that are more."""
+        self._spare = spare
+        for oldest in list(self._kept)[: max(0, len(self._kept) - spare)]:
             self.end(self._kept.pop(oldest))
 
     def lose(self, process: Standby) -> None:
@@ -161,7 +158,7 @@ class Processes:
         self._trial.opened.storage.close()  # connections can't be shared
         ours, theirs = _FORK.Pipe()
         of_worker = [ours, *(each.line for each in self._live)]
-        starts = not self._leaves_device and (self.room > len(self._kept) or not self._live)
+        starts = not self._leaves_device and (self._spare > len(self._kept) or not self._live)
         process = _FORK.Process(target=_in_fork, args=(self._trial, of_worker, theirs, starts))
         process.start()
         theirs.close()

@@ -26,7 +26,7 @@ from optuna.exceptions import StorageInternalError
 from hpo.errors import HpoError, LeaseLostError, OtherCodeError
 from hpo.execution.beating import trial_heartbeat
 from hpo.execution.device import spare_contexts, start
-from hpo.execution.kept import release, room
+from hpo.execution.kept import release, spare
 from hpo.execution.limits import death_of, oom_kills
 from hpo.execution.messages import Command, End, Failed, Lost, Message, Started, WorkerOrder, send
 from hpo.execution.news import News
@@ -104,12 +104,12 @@ class Over:
 
     Attributes:
         ended: Why; it ends too, unless it is kept.
-        room: How many processes that train nothing the worker may have on the trial's device beside one that
+        spare: How many processes that train nothing the worker may have on the trial's device beside one that
             trains, this one included where it is kept; None where nothing is known of that.
     """
 
     ended: WhyOver
-    room: int | None = None
+    spare: int | None = None
 
 
 @dataclass
@@ -171,16 +171,16 @@ class TrialProcess:
             storage.close()
         if request.leaving:
             return Over(WhyOver.ASKED)
-        kept = self._room() if has_paused else 0
+        kept = self._spare() if has_paused else 0
         return Over(WhyOver.KEPT, kept) if kept else Over(WhyOver.TRIAL, self._spare_contexts())
 
-    def _room(self) -> int:
+    def _spare(self) -> int:
         """How many processes like this one its worker may keep; 0 where this one is to end."""
         if not self._may_hold_device:
             return 0
         self._news = None
         release()
-        return room(self.device)
+        return spare(self.device)
 
     @property
     def _may_hold_device(self) -> bool:

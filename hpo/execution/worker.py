@@ -172,10 +172,10 @@ class _Worker:
             over = self._train(process, lease)
             ended = over.ended
             if ended is WhyOver.KEPT:
-                self._processes.keep(lease.trial_id, process, over.room or 0)
+                self._processes.keep(lease.trial_id, process, over.spare or 0)
             else:
-                if over.room is not None:
-                    self._processes.fit(over.room)
+                if over.spare is not None:
+                    self._processes.fit(over.spare)
                 self._pulse[ENDING] = process.pid
                 self._processes.end(process)
         return ended is not WhyOver.FAILED

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpo.execution import kept, memory
-from hpo.execution.kept import MOST, room
+from hpo.execution.kept import MOST, spare
 
 _CPU = torch.device("cpu")
 _FORK = multiprocessing.get_context("fork")
@@ -22,7 +22,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "is_ample", lambda: True)
 
 
-def room_of_a_fork(*, child: bool = False) -> int:
+def spare_of_a_fork(*, child: bool = False) -> int:
     """What a process is told that has no children of other tests."""
     ours, theirs = _FORK.Pipe()
     process = _FORK.Process(target=_tell, args=(theirs, child))
@@ -34,28 +34,28 @@ def room_of_a_fork(*, child: bool = False) -> int:
 def _tell(line: Connection, child: bool) -> None:
     if child:
         subprocess.Popen([sys.executable, "-c", ""])
-    line.send(room(_CPU))
+    line.send(spare(_CPU))
 
 
 def test_a_process_without_children_is_kept() -> None:
-    assert room_of_a_fork() == MOST
+    assert spare_of_a_fork() == MOST
 
 
 def test_one_with_a_child_ends() -> None:
-    assert room_of_a_fork(child=True) == 0
+    assert spare_of_a_fork(child=True) == 0
 
 
 def test_one_that_holds_much_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "_OWN", 0)
-    assert room_of_a_fork() == 0
+    assert spare_of_a_fork() == 0
 
 
 @pytest.mark.parametrize(("free", "expected"), [(0.25, MOST), (0.24, 0)])
 def test_one_on_a_full_machine_ends(monkeypatch: pytest.MonkeyPatch, free: float, expected: int) -> None:
     monkeypatch.setattr(memory, "free_share", lambda: free)
     monkeypatch.setattr(kept, "is_ample", memory.is_ample)
-    assert room_of_a_fork() == expected
+    assert spare_of_a_fork() == expected
 
 
 def test_one_on_a_device_of_unknown_memory_ends() -> None:
-    assert room(torch.device("meta")) == 0
+    assert spare(torch.device("meta")) == 0

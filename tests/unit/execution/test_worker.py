@@ -108,7 +108,7 @@ def test_processes_beyond_the_room_end(studies: Studies) -> None:
                 made.append(processes.take(trial_id))
                 pids.append(made[-1].pid)
                 processes.standby()  # forked while the other one trains
-                processes.keep(trial_id, made[-1], room=2)
+                processes.keep(trial_id, made[-1], spare=2)
             made[0].process.join(PATIENCE)
             assert [each.process.exitcode for each in made] == [0, None, None]
             assert sorted(processes.owners) == [1, 2]
@@ -137,8 +137,13 @@ def test_the_next_process_starts_its_device_where_there_is_room_for_another(stud
 
         with contextlib.closing(Processes(trial, view.storage.owner)) as processes:
             made = []
-            for room in (0, 0, 1, 0):  # nothing trains; what trains has not said; it has said so, and the contrary
-                processes.room = room
+            for spare in (
+                0,
+                0,
+                1,
+                0,
+            ):  # nothing trains; what trains has not said; it has said so, and the contrary
+                processes.fit(spare)
                 processes.standby()
                 made.append(processes.take(len(made)))
             assert have_started() == [True, False, True, False]
