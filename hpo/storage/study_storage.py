@@ -194,12 +194,6 @@ class StudyStorage(GatheringStorage):
 
     # ------------------------------------------------------------------ fenced writes
 
-    def _write(
-        self, table: sa.Table, trial_id: int, key: str, values: dict[str, Any], *, replace: bool = True
-    ) -> None:
-        self._untouched.clear()
-        super()._write(table, trial_id, key, values, replace=replace)
-
     def _set_trial_param(
         self,
         trial_id: int,
@@ -208,8 +202,8 @@ class StudyStorage(GatheringStorage):
         distribution: BaseDistribution,
         previous_distribution: BaseDistribution | None,
     ) -> None:
-        self._untouched.clear()
         if previous_distribution is None:  # only the first time in a process: Optuna looks the distribution up
+            self._untouched.clear()
             with self.transaction() as session:
                 self._fence(session, trial_id)
                 super()._set_trial_param(trial_id, param_name, param_value_internal, distribution, None)

@@ -97,6 +97,7 @@ class GatheringStorage(GrantingStorage):
             OldGrantError: The grant is not the study's next one; nothing is stored.
             LeaseLostError: Another attempt has the trial.
         """
+        self._untouched.clear()
         attempt = self.attempt_of(trial_id)
         with self.one_transaction() as conn:
             # All workers wait for who adds a grant: that is the last thing to do.
@@ -133,6 +134,7 @@ class GatheringStorage(GrantingStorage):
 
     @patient
     def _store_rows(self, trial_id: int, rows: Sequence[_Row]) -> None:
+        self._untouched.clear()
         if self.owner is not None and trial_id not in self._held:
             self._explain_refusal(trial_id)
         with self.single_statements() if len(rows) == 1 else self.one_transaction() as conn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +11,12 @@ import pytest
 import sqlalchemy as sa
 
 from hpo.errors import LeaseLostError
+from hpo.storage.grants import Grant
 from hpo.storage.ledger import Owner
 from hpo.storage.pausing import paused_at
 from hpo.storage.recovery import Verdict, settle_process
 from hpo.storage.study_storage import StudyStorage
-from tests.support.owners import load, make_study, opened
+from tests.support.owners import load, make_study, opened, study_id
 
 
 @contextmanager
@@ -132,3 +133,18 @@ def test_another_trial_and_an_owner_of_none_are_not_held_back(ready_url: str) ->
             free.set_user_attr("a", 1)
             free.set_user_attr("b", 2)
         assert storage.get_trial(first._trial_id).user_attrs == {"a": 1, "b": 2}
+
+
+def test_what_an_owner_has_reported_is_in_the_first_trial_that_it_reads(sqlite_url: str) -> None:
+    make_study(sqlite_url, 3)
+    with opened(sqlite_url, owner=Owner.current()) as storage:
+        study = study_id(storage)
+        storage.begin_grants(study)
+        writes: list[Callable[[int], object]] = [
+            lambda trial: storage.set_trial_intermediate_value(trial, 1, 0.5),
+            lambda trial: storage.extend(trial, Grant(study, {"number": 0, "until": 2, "why": {}}), {1: 0.5}),
+        ]
+        for write in writes:
+            trial = storage.create_new_trial(study)
+            write(trial)
+            assert storage.get_trial(trial).intermediate_values == {1: 0.5}
