@@ -145,15 +145,17 @@ class GatheringStorage(GrantingStorage):
     def _execute_rows(self, conn: Executor, trial_id: int, attempt: int | None, rows: Sequence[_Row]) -> bool:
         """Store rows in the caller's transaction; False where one kind of them was refused, or was there."""
         whose = {"trial": trial_id} if attempt is None else {"trial": trial_id, "attempt": attempt}
+        stored = True
         for (table, key, columns, replace), group in itertools.groupby(rows, lambda row: row.kind):
             statement = guarded_insert(
                 self.engine.name, table, columns, key, replace=replace, fenced=attempt is not None
             )
             new = [{f"new_{name}": value for name, value in row.values.items()} | whose for row in group]
             result = cast("sa.CursorResult[Any]", conn.execute(statement, new if len(new) > 1 else new[0]))
-            if not result.rowcount:
+            if not result.rowcount and replace:
                 return False
-        return True
+            stored = stored and bool(result.rowcount)  # one that was there is no reason to leave out what follows
+        return stored
 
 
 def _reports(values: Mapping[int, float]) -> list[_Row]:

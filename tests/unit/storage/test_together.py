@@ -148,3 +148,21 @@ def test_what_an_owner_has_reported_is_in_the_first_trial_that_it_reads(sqlite_u
             trial = storage.create_new_trial(study)
             write(trial)
             assert storage.get_trial(trial).intermediate_values == {1: 0.5}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_follows_a_parameter_that_is_there_already_is_stored(ready_url: str, *, ends: bool) -> None:
+    make_study(ready_url, 3)
+    with opened(ready_url, owner=Owner.current()) as storage, opened(ready_url) as other:
+        study, x = load(storage, 0), optuna.distributions.FloatDistribution(0.0, 1.0)
+        trial = study.ask()
+        for value in (0.25, 0.5):
+            with storage.together(trial._trial_id):
+                storage._set_trial_param(trial._trial_id, "x", value, x, x)
+                trial.set_user_attr("size", value)
+                storage.set_trial_intermediate_value(trial._trial_id, 3, value)
+                if ends and value == 0.5:
+                    study.tell(trial, 1.0)
+        stored = other.get_trial(trial._trial_id)
+        assert (stored.params, stored.user_attrs["size"]) == ({"x": 0.25}, 0.5)
+        assert stored.intermediate_values == {3: 0.5}
