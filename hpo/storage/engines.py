@@ -8,13 +8,12 @@ What has waited too long is broken off, and tried again with patience (`hpo.stor
 transactions whose client has stopped or vanished, and their locks with them.
 """
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import optuna
 import sqlalchemy as sa
@@ -23,6 +22,7 @@ from hpo.errors import PASSWORD_KEYS, InputError, StudyError
 from hpo.storage.guarded import SINGLE
 from hpo.storage.idle import IdlePool
 from hpo.storage.outage import DatabaseAwayError, DatabaseError, first_line
+from hpo.storage.read_only import is_read_only, read_only
 
 if TYPE_CHECKING:
     import psycopg
@@ -113,31 +113,13 @@ def engine_kwargs(url: sa.URL) -> dict[str, Any]:
         connect = {"timeout": float(LOCK_SECONDS), "isolation_level": None}
         kwargs: dict[str, Any] = {"connect_args": connect, "pool_events": [(_own(_tune_sqlite), "connect")]}
         file = Path(url.database or "").absolute()
-        return kwargs | ({"creator": lambda: _read_only(file, connect)} if _is_read_only(file) else {})
+        return kwargs | ({"creator": lambda: read_only(file, connect)} if is_read_only(file) else {})
     # A server has few connections. A process keeps one; another, for two threads at once, is closed after its use.
     small = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 5, "pool_recycle": 1800, "poolclass": IdlePool}
     if backend == "mysql":
         # The default REPEATABLE READ locks gaps between rows: deadlocks among inserting workers.
         return small | {"connect_args": _mysql_options(url), "isolation_level": "READ COMMITTED"}
     return small | {"connect_args": _postgres_options(url), "pool_events": [(_own(_tune_postgres), "connect")]}
-
-
-def _is_read_only(file: Path) -> bool:
-    """Whether a file is there, and this user may not change it or what SQLite lays beside it."""
-    return file.is_file() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
-
-
-def _read_only(file: Path, connect: dict[str, Any]) -> sqlite3.Connection:
-    """A connection that changes nothing, as on an archive's read-only disk.
-
-    SQLite wants to write even to read a file that keeps a write-ahead log. Where there is no log beside it, no
-    process has it open for writing, and it can be read as a file that stays as it is
-    (https://www.sqlite.org/wal.html, "Read-Only Databases").
-    """
-    log = file.with_name(f"{file.name}-wal")
-    uri = f"file:{quote(str(file))}?mode=ro{'' if log.exists() else '&immutable=1'}"
-    found: sqlite3.Connection = sqlite3.connect(uri, uri=True, check_same_thread=False, **connect)
-    return found
 
 
 def _mysql_options(url: sa.URL) -> dict[str, Any]:

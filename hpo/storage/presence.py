@@ -14,6 +14,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from hpo.storage.outage import DatabaseGoneError
+from hpo.storage.read_only import UnwatchedConnection
 
 _LOGS: Final = "hpo_logs"
 #: The write-ahead log, and its index.
@@ -50,6 +51,10 @@ class _Watched:
         self, connection: sqlite3.Connection, record: sa.pool.ConnectionPoolEntry, _: sa.pool.PoolProxiedConnection
     ) -> None:
         self._check("", self._known)
+        if isinstance(connection, UnwatchedConnection):
+            if connection.is_outdated():
+                raise sa.exc.DisconnectionError("another process writes to the file")  # the pool connects anew
+            return
         if _LOGS not in record.info:
             # Reading opens the log. No other connection removes it from then on until this one is closed.
             connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()

@@ -23,14 +23,26 @@ READ = f"{OPENED}print(study.study_name, study.user_attrs.get('written'))"
 WRITE = f"{OPENED}storage.set_study_user_attr(study._study_id, 'written', 2)"
 
 
+#: Reads once more for each line that it is given.
+READ_ON = (
+    f"{OPENED}written = lambda: storage.get_study_user_attrs(study._study_id).get('written')\n"
+    "print(written(), flush=True)\nfor _ in sys.stdin: print(written(), flush=True)"
+)
+
+
 def on_a_read_only_disk(code: str, file: Path) -> subprocess.CompletedProcess[str]:
     return alone(file, sys.executable, "-c", code, f"sqlite:///{file}")
 
 
 def alone(file: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command that sees the file's folder as a read-only disk."""
+    return subprocess.run(as_alone(file, *command), capture_output=True, text=True, check=False)
+
+
+def as_alone(file: Path, *command: str) -> list[str]:
+    """A command line that sees the file's folder as a read-only disk."""
     space = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNTED, str(file.parent)]
-    return subprocess.run([*space, *command], capture_output=True, text=True, check=False)
+    return [*space, *command]
 
 
 @pytest.fixture
@@ -58,6 +70,25 @@ def test_what_another_process_has_written_into_the_log_is_read(file: Path) -> No
         assert file.with_name("study.db-wal").stat().st_size
         found = on_a_read_only_disk(READ, file)
     assert (found.stdout, found.stderr) == (f"{NAME} 1\n", "")
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_another_process_writes_later_is_read(file: Path, *, stays: bool) -> None:
+    command = as_alone(file, sys.executable, "-c", READ_ON, f"sqlite:///{file}")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "None\n"
+        with opened(f"sqlite:///{file}") as storage:
+            storage.set_study_user_attr(1, "written", 1)
+            if not stays:
+                storage.close()
+                assert not file.with_name("study.db-wal").exists()
+            reader.stdin.write("\n")
+            reader.stdin.flush()
+            assert reader.stdout.readline() == "1\n"
+        reader.stdin.close()
+    assert reader.returncode == 0
 
 
 def test_a_write_is_refused_with_what_to_do(file: Path) -> None:
