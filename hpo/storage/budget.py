@@ -6,7 +6,7 @@ A trial's row is its claim; there is no counter that could leak. Trials that wer
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import sqlalchemy as sa
 from optuna.trial import TrialState
@@ -50,6 +50,29 @@ def store_budgets(session: orm.Session, study_id: int, budgets: Budgets) -> None
 
 def _are_budgets(study_id: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
     return STUDY_USER_ATTRS.c.study_id == study_id, STUDY_USER_ATTRS.c.key.in_(_KEYS)
+
+
+class Room(NamedTuple):
+    """How far a study's budget of trials is raised for a trial that is added.
+
+    Attributes:
+        most: Trials that it may become at most.
+        beside: Whether by one in any case: the trial has no place among those that the budget was made for.
+    """
+
+    most: int
+    beside: bool
+
+
+def make_room(session: orm.Session, study_id: int, room: Room) -> None:
+    """Raise the study's budget for one more trial, as far as it may, in a transaction that holds its lock."""
+    budget, (left, _) = budgets_of(session, study_id).get(BUDGET_ATTR), _left_and_trials(session, study_id)
+    if budget is None or left is None:
+        return
+    raised = budget - left + 1 if left <= 0 else budget + room.beside
+    if budget < raised <= room.most:
+        of_trials = (STUDY_USER_ATTRS.c.study_id == study_id, STUDY_USER_ATTRS.c.key == BUDGET_ATTR)
+        session.execute(sa.update(STUDY_USER_ATTRS).where(*of_trials).values(value_json=json.dumps(raised)))
 
 
 def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:

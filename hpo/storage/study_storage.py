@@ -37,7 +37,7 @@ from hpo.storage import engines as database
 from hpo.storage import ledger
 from hpo.storage.agents import AGENTS
 from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR, PAUSED_ATTR
-from hpo.storage.budget import lock_study, refuse_beyond_budget
+from hpo.storage.budget import Room, lock_study, make_room, refuse_beyond_budget
 from hpo.storage.changes import CHANGES, lock_study_of, note_change
 from hpo.storage.engines import display_url
 from hpo.storage.guarded import set_attr, set_state
@@ -64,10 +64,17 @@ _UNFINISHED: Final = {TrialState.WAITING: "requeued", TrialState.RUNNING: PAUSED
 
 
 class _Claim(threading.local):
-    """What the current thread's operation has claimed, whether or not that has been committed."""
+    """What the current thread's operation has claimed, whether or not that has been committed.
+
+    Attributes:
+        trial_id: The trial.
+        attempt: The attempt at it.
+        room: How far the study's budget is raised for it; None: not at all.
+    """
 
     trial_id: int | None = None
     attempt: int | None = None
+    room: Room | None = None
 
 
 @all_patient
@@ -121,6 +128,18 @@ class StudyStorage(GatheringStorage):
 
     # ------------------------------------------------------------------ new trials
 
+    def enqueue(self, study_id: int, template: FrozenTrial, room: Room) -> int:
+        """Add a trial that waits, and raise the study's budget for it, in one transaction; returns its id.
+
+        Raises:
+            BudgetExhaustedError: The budget may not be raised so far.
+        """
+        self._claim.room = room
+        try:
+            return self.create_new_trial(study_id, template)
+        finally:
+            self._claim.room = None
+
     def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
         template = template_trial
         if template is not None:
@@ -166,6 +185,8 @@ class StudyStorage(GatheringStorage):
         if template_trial is None:
             trial = insert_running(session, study_id, refuse_beyond_budget(session, study_id))
         else:
+            if self._claim.room is not None:
+                make_room(session, study_id, self._claim.room)
             if not template_trial.state.is_finished():
                 refuse_beyond_budget(session, study_id)
             trial = super()._get_prepared_new_trial(study_id, template_trial, session)

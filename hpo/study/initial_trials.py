@@ -36,7 +36,7 @@ from hpo.storage.attributes import (
     ORIGIN_ATTR,
     OUTCOME_ATTR,
 )
-from hpo.storage.budget import count_trials
+from hpo.storage.budget import Room, count_trials
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
 from hpo.storage.lineage import forked_from
@@ -297,21 +297,16 @@ def enqueue(
     ]
     # As Optuna's enqueue_trial does, which does not say the trial's number; a worker may take it immediately.
     template = create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})
-    study_id = id_of_study(study)
     budget = int(study.user_attrs.get(BUDGET_ATTR, spec.study.n_trials))
     of_grid = _trials_of_grid(study)
-    whole_grid = budget == of_grid and budget < spec.study.n_trials
+    is_through = of_grid is not None and len(own) >= of_grid
+    room = Room(most=0 if is_through else spec.study.n_trials, beside=budget == of_grid)
     try:
-        trial_id = storage.create_new_trial(study_id, template)
+        trial_id = storage.enqueue(id_of_study(study), template, room)
     except BudgetExhaustedError as error:
-        if of_grid is not None and len(own) >= of_grid:  # a worker that is faster would find no point
+        if is_through:
             raise _no_point_left(earlier) from error
-        if len(own) >= spec.study.n_trials:
-            raise
-        storage.set_budget(study_id, len(own) + 1)
-        trial_id = storage.create_new_trial(study_id, template)
-    if whole_grid:  # only now: a worker that is faster would find no point for the trial
-        storage.set_budget(study_id, budget + 1)
+        raise
     return storage.get_trial_number_from_id(trial_id), earlier
 
 

@@ -444,6 +444,22 @@ def test_a_trial_that_a_worker_takes_at_once_keeps_its_number(
             opened.storage.close()
 
 
+def test_two_that_are_enqueued_at_once_both_wait(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+    with studies.open("study.n_trials=1", views=2) as (first, second):
+        first.study.ask()
+        add, numbers = StudyStorage.create_new_trial, []
+
+        def add_after_the_other(*arguments: Any) -> int:
+            monkeypatch.setattr(StudyStorage, "create_new_trial", add)
+            numbers.append(enqueue(studies.spec(), second.storage, second.study, {"model.hidden": 7})[0])
+            return add(*arguments)
+
+        monkeypatch.setattr(StudyStorage, "create_new_trial", add_after_the_other)
+        numbers.append(enqueue(studies.spec(), first.storage, first.study, {"model.hidden": 6})[0])
+        assert numbers == [1, 2]
+        assert first.budget() == 3
+
+
 GRID = STUDY.replace(
     "{type: float, low: 1e-3, high: 1e-1, log: true}", "{type: categorical, choices: [0.01, 0.2]}"
 ).replace("{name: random, seed: 3}", "grid")
