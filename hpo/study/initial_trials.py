@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,6 +51,8 @@ from hpo.wording import are
 #: taken to have died at it.
 _PATIENCE: Final = 30.0
 _LOOK: Final = 0.2
+#: Held by the thread that adds initial trials: a process that adds them is known by its own id alone.
+_ALONE: Final = threading.Lock()
 
 
 def check_initial_trials(spec: StudySpec, space: SearchSpace) -> None:
@@ -88,8 +91,15 @@ def begin(spec: StudySpec, space: SearchSpace, storage: StudyStorage, study: opt
     Returns:
         What a person should know of it, a line each.
     """
+    if not (spec.study.baseline or spec.study.warm_start):
+        return []
+    with _ALONE:
+        return _begun(spec, space, storage, study)
+
+
+def _begun(spec: StudySpec, space: SearchSpace, storage: StudyStorage, study: optuna.Study) -> list[str]:
     study_id = id_of_study(study)
-    if not (spec.study.baseline or spec.study.warm_start) or not _is_ours_to_do(storage, study_id):
+    if not _is_ours_to_do(storage, study_id):
         return []
     # Each step leaves out what is there already: an earlier process may have died in the middle.
     notes = _warm_start(spec, space, study) if spec.study.warm_start is not None else []
@@ -236,7 +246,8 @@ def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
             seen = (theirs, count_trials(conn, study_id, tuple(TrialState)))
         if seen != last:  # it gets on
             last, end = seen, now + _PATIENCE
-        is_dead = isinstance(theirs, list) and is_alive(*theirs) is False
+        # What this process has begun was broken off: no other thread is here.
+        is_dead = theirs == ours or (isinstance(theirs, list) and is_alive(*theirs) is False)
         if (theirs is None or is_dead or now >= end) and _take_over(storage, study_id, theirs, ours):
             return True
         time.sleep(_LOOK)
