@@ -17,7 +17,7 @@ from hpo.cli.enqueue import _is_override
 from hpo.config.code import code_identity
 from hpo.config.schema_study import FARTHEST
 from hpo.config.space import SearchSpace
-from hpo.config.spec import load_spec
+from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import InputError, StudyError
 from hpo.storage.attributes import BASELINE_ATTR, CONFIG_ATTR, ORIGIN_ATTR
 from hpo.storage.ledger import Owner
@@ -90,19 +90,25 @@ def test_a_base_config_outside_of_the_space_is_refused(
     assert not (spec.output_dir / "study.db").exists()
 
 
-def test_processes_that_start_together_begin_once(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
-    with studies.open() as _:  # the tables are there; the study begins below
-        pass
-    spec = studies.spec(BASELINE, "study.name=together")
-    # Threads stand for the processes, and Python's parser counts its depth for all threads together.
+def started_together(spec: StudySpec, count: int, monkeypatch: pytest.MonkeyPatch) -> list[OpenStudy]:
+    """The study as threads have started it, which stand for processes."""
+    # Python's parser counts its depth for all threads together.
     code = code_identity(spec)
     monkeypatch.setattr(open_study, "code_identity", lambda _: code)
     opened: list[OpenStudy] = []
-    threads = [threading.Thread(target=lambda: opened.append(start_study(spec))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: opened.append(start_study(spec))) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return opened
+
+
+def test_processes_that_start_together_begin_once(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+    with studies.open() as _:  # the tables are there; the study begins below
+        pass
+    spec = studies.spec(BASELINE, "study.name=together")
+    opened = started_together(spec, 4, monkeypatch)
     try:
         assert [BASELINE_ATTR in trial.user_attrs for trial in own(opened[0])] == [True]
     finally:
@@ -131,15 +137,12 @@ def test_initial_trials_that_were_broken_off_are_completed(
         opened.storage.close()
 
 
-def test_processes_begin_once_on_every_database(studies: Studies, database_url: str) -> None:
+def test_processes_begin_once_on_every_database(
+    studies: Studies, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = studies.spec(BASELINE, f"run.storage={database_url}")
     open_storage(spec.storage_url, create=True).close()
-    opened: list[OpenStudy] = []
-    threads = [threading.Thread(target=lambda: opened.append(start_study(spec))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    opened = started_together(spec, 3, monkeypatch)
     try:
         storage, study_id = opened[0].storage, opened[0].study_id
         assert len(opened) == 3
