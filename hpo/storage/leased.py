@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import LeaseLostError
-from hpo.storage import agents, beats, ledger
-from hpo.storage.changes import forget_changes
+from hpo.storage import beats, ledger
+from hpo.storage.deletion import delete_study
 from hpo.storage.forks import refuse_forks
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import REPORTS, TRIALS, id_of_trial, models
@@ -53,10 +53,7 @@ class LeasedStorage(ReadingStorage):
     def delete_study(self, study_id: int) -> None:
         """Delete a study with its trials, their attempts and changes, and its agents."""
         with self.transaction() as session:
-            forget_changes(session, study_id)
-            agents.forget_study(session, study_id)
-            ledger.forget_trials(session, sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id))
-            super().delete_study(study_id)
+            delete_study(session, study_id)
 
     def attempt_of(self, trial_id: int) -> int:
         """The attempt under which this storage runs a trial; LeaseLostError if it doesn't."""

@@ -328,7 +328,7 @@ def is_paused(conn: Executor, trial_id: int) -> bool:
     return conn.execute(one.where(IS_PAUSED)).first() is not None
 
 
-def forget_trials(conn: Executor, trial_ids: sa.Select[tuple[int]]) -> None:
+def forget_trials(conn: Executor, trial_ids: Sequence[int]) -> None:
     """Delete the attempts of trials that are about to go."""
     conn.execute(sa.delete(ATTEMPTS).where(ATTEMPTS.c.trial_id.in_(trial_ids)))
 

@@ -77,6 +77,12 @@ STUDY_USER_ATTRS: Final = cast("sa.Table", models.StudyUserAttributeModel.__tabl
 STUDY_SYSTEM_ATTRS: Final = cast("sa.Table", models.StudySystemAttributeModel.__table__)
 
 
+def referring_to(table: sa.Table) -> list[sa.Table]:
+    """Those of Optuna's tables that hold what belongs to the rows of this one."""
+    every = models.BaseModel.metadata.sorted_tables
+    return [each for each in every if any(key.references(table) for key in each.foreign_keys)]
+
+
 def id_of_trial(trial: Trial | FrozenTrial) -> int:
     """A trial's id, unique in its database; its number is unique only in its study."""
     return trial._trial_id

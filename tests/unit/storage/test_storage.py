@@ -19,11 +19,13 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
 from hpo.errors import BudgetExhaustedError, InputError, LeaseLostError, StudyError
+from hpo.storage import agents, ledger
 from hpo.storage import engines as database
-from hpo.storage import ledger
 from hpo.storage.beats import Heartbeat
+from hpo.storage.changes import CHANGES
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Lease, Owner
+from hpo.storage.optuna_private import models
 from hpo.storage.outage import DatabaseError
 from hpo.storage.recovery import GONE, _settle, requeue_dead
 from hpo.storage.schema import OPTUNA_REVISION, PlainStudyError
@@ -306,13 +308,52 @@ def test_a_failing_write_keeps_the_lease(two_owners: tuple[StudyStorage, ...]) -
     study.tell(trial, 1.0)
 
 
-def test_deleting_a_study_deletes_its_attempts(sqlite_url: str) -> None:
-    make_study(sqlite_url, 1)
-    with opened(sqlite_url, owner=Owner.current()) as storage:
-        load(storage).ask()
-        storage.delete_study(study_id(storage))
-        with storage.engine.connect() as conn:
-            assert conn.execute(sa.select(ledger.ATTEMPTS)).all() == []
+def fill(storage: StudyStorage, name: str) -> int:
+    """Make a study with something in every table; returns its id."""
+    study = optuna.create_study(study_name=name, storage=storage)
+    study.set_user_attr("a", 1)
+    storage.set_study_system_attr(study._study_id, "a", 1)
+    for _ in range(3):
+        trial = study.ask()
+        trial.suggest_float("x", 0, 1)
+        trial.report(1.0, 1)
+        trial.set_user_attr("a", 1)
+        storage.set_trial_system_attr(trial._trial_id, "a", 1)
+        study.tell(trial, 1.0)
+        with storage.engine.begin() as conn:
+            conn.execute(sa.insert(models.TrialHeartbeatModel.__table__).values(trial_id=trial._trial_id))
+    with storage.engine.begin() as conn:
+        conn.execute(sa.insert(CHANGES).values(study_id=study._study_id, trial_id=trial._trial_id))
+        ids = dict.fromkeys(("study_id", "agent_id"), study._study_id)
+        conn.execute(sa.insert(agents.AGENTS).values(dict.fromkeys(agents.AGENTS.columns.keys(), 0) | ids))
+    return study._study_id
+
+
+def test_deleting_a_study_deletes_what_is_its_own_and_reads_none_of_it(
+    ready_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpo.storage.id_lists.AT_ONCE", 2)
+    tables = [*models.BaseModel.metadata.sorted_tables, *ledger.metadata.sorted_tables]
+    tables.remove(models.VersionInfoModel.__table__)
+    statements: list[str] = []
+    with opened(ready_url, owner=Owner.current()) as storage:
+
+        def rows() -> list[int]:
+            with storage.engine.connect() as conn:
+                return [conn.execute(sa.select(sa.func.count()).select_from(each)).scalar_one() for each in tables]
+
+        fill(storage, "stays")
+        before = rows()
+        assert all(before)
+        goes = fill(storage, "goes")
+        assert rows() == [2 * count for count in before]
+        sa.event.listen(storage.engine, "before_cursor_execute", lambda *of: statements.append(of[2]))
+        storage.delete_study(goes)
+        read = [each for each in statements if each.startswith("SELECT")]
+        assert len(read) == 2, "its row, which is locked, and the ids of its trials"
+        assert rows() == before
+        with pytest.raises(KeyError):
+            storage.delete_study(goes)
 
 
 @pytest.mark.parametrize("enqueued", [0, 1])
