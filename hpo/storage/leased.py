@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 import sqlalchemy as sa
@@ -16,6 +17,26 @@ from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import REPORTS, TRIALS, id_of_trial, models
 from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage
+
+
+@dataclass
+class Held:
+    """A lease that a storage holds.
+
+    Attributes:
+        attempt: The attempt at the trial.
+        since: When it was taken, by the monotonic clock.
+        outcome: What has been stored as the trial's outcome; None: nothing yet.
+    """
+
+    attempt: int
+    since: float = field(default_factory=time.monotonic)
+    outcome: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been held."""
+        return time.monotonic() - self.since
 
 
 class LeasedStorage(ReadingStorage):
@@ -33,9 +54,7 @@ class LeasedStorage(ReadingStorage):
     def __init__(self, url: str, owner: Owner | None) -> None:
         self.owner = owner
         self.owners: Mapping[int, Owner] = {}
-        self._held: dict[int, int] = {}
-        self._since: dict[int, float] = {}
-        self._outcomes: dict[int, str] = {}
+        self._held: dict[int, Held] = {}
         self._untouched: dict[int, FrozenTrial] = {}
         super().__init__(url)
         refuse_forks(self.engine, lambda: None if self._owner is None else self.process)
@@ -57,16 +76,21 @@ class LeasedStorage(ReadingStorage):
 
     def attempt_of(self, trial_id: int) -> int:
         """The attempt under which this storage runs a trial; LeaseLostError if it doesn't."""
+        return self._lease_of(trial_id).attempt
+
+    def _lease_of(self, trial_id: int) -> Held:
         try:
             return self._held[trial_id]
         except KeyError:
             raise lease_lost(trial_id) from None
 
+    def _attempt(self, trial_id: int) -> int | None:
+        held = self._held.get(trial_id)
+        return None if held is None else held.attempt
+
     def forget(self, trial_id: int) -> None:
         """Give up a trial whose lease is lost: no more beats, and reads of it work again."""
         self._held.pop(trial_id, None)
-        self._since.pop(trial_id, None)
-        self._outcomes.pop(trial_id, None)
         self._untouched.pop(trial_id, None)  # another process may have written to it
 
     def keep_untouched(self, trial: FrozenTrial) -> None:
@@ -77,7 +101,7 @@ class LeasedStorage(ReadingStorage):
         """Check, and lock until the transaction's end, that the trial is this storage's to write."""
         if self.owner is None:
             return
-        attempt = self._held.get(trial_id)
+        attempt = self._attempt(trial_id)
         if attempt is None:
             query = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id)
             state = cast("TrialState | None", conn.execute(query).scalar())
@@ -112,7 +136,7 @@ class LeasedStorage(ReadingStorage):
                 raise lease_lost(trial_id)
 
     def _hold(self, trial_id: int, attempt: int) -> None:
-        self._held[trial_id], self._since[trial_id] = attempt, time.monotonic()
+        self._held[trial_id] = Held(attempt)
 
     @patient
     def forget_reports(self, trial_id: int, after: int) -> None:
@@ -132,18 +156,19 @@ class LeasedStorage(ReadingStorage):
             return ledger.attempts_of_trial(conn, trial_id)
 
     def held_for(self, trial_id: int) -> float:
-        """Seconds since a trial was taken that this storage holds."""
-        return time.monotonic() - self._since[trial_id]
+        """Seconds since a trial was taken that this storage holds; LeaseLostError if it doesn't."""
+        return self._lease_of(trial_id).seconds
 
     def beat(self) -> list[ledger.Lease]:
         """Record that the owner of all held trials lives, in one transaction; the leases that are lost."""
-        held = [beats.Beat(ledger.Lease(*each), self.held_for(each[0])) for each in list(self._held.items())]
+        leases = list(self._held.items())
+        held = [beats.Beat(ledger.Lease(trial_id, each.attempt), each.seconds) for trial_id, each in leases]
         if not held:
             return []
         with self._writing(), self.engine.begin() as conn:
             lost = beats.give(conn, held)
         # A trial that has been finished meanwhile is not held any more.
-        return [lease for lease in lost if self._held.get(lease.trial_id) == lease.attempt]
+        return [lease for lease in lost if self._attempt(lease.trial_id) == lease.attempt]
 
 
 def lease_lost(trial_id: int) -> LeaseLostError:

@@ -41,7 +41,7 @@ from hpo.storage.budget import Room, lock_study, make_room, refuse_beyond_budget
 from hpo.storage.changes import CHANGES, lock_study_of, note_change
 from hpo.storage.engines import display_url
 from hpo.storage.guarded import set_attr, set_state
-from hpo.storage.leased import lease_lost
+from hpo.storage.leased import Held, lease_lost
 from hpo.storage.ledger import ATTEMPTS, Owner
 from hpo.storage.new_trials import insert_running, is_stored_as, marked
 from hpo.storage.optuna_private import (
@@ -244,8 +244,9 @@ class StudyStorage(GatheringStorage):
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Store a user attribute; the owner's ``hpo:outcome`` becomes its attempt's outcome, too."""
         self._write(TRIAL_USER_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
-        if key == OUTCOME_ATTR and trial_id in self._held:
-            self._outcomes[trial_id] = str(value)
+        held = self._held.get(trial_id)
+        if key == OUTCOME_ATTR and held is not None:
+            held.outcome = str(value)
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Store a system attribute."""
@@ -331,20 +332,19 @@ class StudyStorage(GatheringStorage):
         paused: int | None = None,
     ) -> bool:
         self._untouched.clear()
-        outcome = self._outcomes.get(trial_id, state.name.lower())
-        outcome = _UNFINISHED.get(state, outcome)
         # Out of sight of the heartbeat, which would take the ended attempt for a lost one.
-        attempt = self._held.pop(trial_id, None)
+        held = self._held.pop(trial_id, None)
+        attempt, said = (None, None) if held is None else (held.attempt, held.outcome)
+        outcome = _UNFINISHED.get(state, said or state.name.lower())
         try:
             with self.transaction() as session:
                 if self._gathered.trial_id == trial_id:  # refused as what follows is
                     self._execute_rows(session, trial_id, attempt, self._gathered.rows)
-                if attempt is None:
+                if held is None:
                     self._take_away(session, trial_id, outcome)
-                elif not ledger.end(session, trial_id, attempt, outcome, reason, seconds=self.held_for(trial_id)):
-                    if self.patience.tries and ledger.has_ended_as(session, trial_id, attempt, outcome):
+                elif not ledger.end(session, trial_id, held.attempt, outcome, reason, seconds=held.seconds):
+                    if self.patience.tries and ledger.has_ended_as(session, trial_id, held.attempt, outcome):
                         self._gathered.rows.clear()
-                        self._outcomes.pop(trial_id, None)
                         return True  # an earlier try has been stored after all
                     raise lease_lost(trial_id)  # noqa: TRY301 - the lease is put back all the same
                 if paused is not None:
@@ -353,13 +353,12 @@ class StudyStorage(GatheringStorage):
                 if not done:  # Optuna knows why
                     done = super().set_trial_state_values(trial_id, state, values)
         except BaseException:  # of the commit, too
-            if attempt is not None:
-                self._held[trial_id] = attempt
+            if held is not None:
+                self._held[trial_id] = held
             raise
-        if attempt is not None and not done:
-            self._held[trial_id] = attempt
+        if held is not None and not done:
+            self._held[trial_id] = held
         self._gathered.rows.clear()
-        self._outcomes.pop(trial_id, None)
         return done
 
     def _take_away(self, session: orm.Session, trial_id: int, outcome: str) -> None:
@@ -386,10 +385,10 @@ class StudyStorage(GatheringStorage):
             lambda: self.set_trial_intermediate_value(absent, 0, 0.0),
             lambda: self.set_trial_state_values(absent, TrialState.COMPLETE, [0.0]),
         ):
-            self._held[absent], self._since[absent] = 0, 0.0
+            self._held[absent] = Held(0)
             with contextlib.suppress(LeaseLostError):
                 write()
-        self._held[absent] = 0
+        self._held[absent] = Held(0)
         self.rehearse_together(absent)
         self.forget(absent)
         with contextlib.suppress(KeyError):

@@ -138,7 +138,7 @@ class GatheringStorage(GrantingStorage):
         if self.owner is not None and trial_id not in self._held:
             self._explain_refusal(trial_id)
         with self.single_statements() if len(rows) == 1 else self.one_transaction() as conn:
-            written = self._execute_rows(conn, trial_id, self._held.get(trial_id), rows)
+            written = self._execute_rows(conn, trial_id, self._attempt(trial_id), rows)
         if not written:
             self._explain_refusal(trial_id)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import sqlalchemy as sa
 
+from hpo.errors import LeaseLostError
 from hpo.storage import beats, ledger
 from hpo.storage.beats import Beat
-from hpo.storage.ledger import Lease
+from hpo.storage.ledger import Lease, Owner
 from hpo.storage.study_storage import StudyStorage
-from tests.support.owners import load, study_id
+from tests.support.owners import load, make_study, opened, study_id
 
 
 def test_each_lease_gets_its_own_seconds_and_an_ended_one_gets_no_beat(
@@ -50,3 +54,22 @@ def test_many_leases_are_few_statements_of_one_transaction(two_owners: tuple[Stu
 def _attempts(storage: StudyStorage) -> list[ledger.Attempt]:
     with storage.engine.connect() as conn:
         return ledger.attempts(conn, study_id(storage))
+
+
+def test_a_trial_that_is_given_up_during_a_beat_does_not_end_the_beats(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_study(sqlite_url, 2)
+    with opened(sqlite_url, owner=Owner.current()) as storage:
+        trials = [load(storage).ask()._trial_id for _ in range(2)]
+
+        def give_up() -> float:
+            for trial_id in trials:
+                storage.forget(trial_id)
+            return 0.0
+
+        monkeypatch.setattr("hpo.storage.leased.time", SimpleNamespace(monotonic=give_up))
+        assert storage.beat() == []
+        for use in (storage.held_for, storage.attempt_of):
+            with pytest.raises(LeaseLostError):
+                use(trials[0])
