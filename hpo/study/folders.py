@@ -205,7 +205,7 @@ def print_error(text: str) -> None:
     """Print to standard error, also where a study's code has replaced Python's own streams."""
     flush_output()
     with contextlib.suppress(OSError):  # the descriptor is closed, or the disk is full
-        os.write(2, f"{text.rstrip()}\n".encode())
+        os.write(2, f"{text.rstrip()}\n".encode(errors="backslashreplace"))
 
 
 def print_notice(text: str) -> None:

@@ -12,7 +12,7 @@ import optuna
 import pytest
 
 from hpo.errors import InputError
-from hpo.study.folders import OWNER_FILE, make_output_folder
+from hpo.study.folders import OWNER_FILE, make_output_folder, print_error
 from hpo.study.open_study import load_study, start_study
 from tests.support.commands import hpo, make_study
 from tests.support.studies import Studies
@@ -155,3 +155,10 @@ def test_what_goes_wrong_while_files_are_removed_is_said(
     monkeypatch.setattr(shutil, "rmtree", refuse)
     said = hpo("delete", studies.folder / "study.yaml", "--yes", code=3).stderr
     assert "open: can't be removed: Device or resource busy; the study is gone from the storage" in said
+
+
+def test_an_error_that_names_a_path_of_other_bytes_than_utf_8_is_printed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    print_error("no such file: " + os.fsdecode(b"caf\xe9"))
+    assert capfd.readouterr().err == "no such file: caf\\udce9\n"
