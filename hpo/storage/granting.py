@@ -9,6 +9,7 @@ from sqlalchemy import orm
 from hpo.storage.grants import Grant, begin_grants, is_granted, store_grant
 from hpo.storage.leased import LeasedStorage
 from hpo.storage.ledger import Owner
+from hpo.storage.outage import patient
 
 
 class _Granting(threading.local):
@@ -29,6 +30,7 @@ class GrantingStorage(LeasedStorage):
         self._granting = _Granting()
         super().__init__(url, owner)
 
+    @patient
     def begin_grants(self, study_id: int) -> None:
         """Let the study number its grants; see `hpo.storage.grants`."""
         with self.transaction() as session:

@@ -69,6 +69,7 @@ class LeasedStorage(ReadingStorage):
         self._owner = owner
         self.process = os.getpid()
 
+    @patient
     def delete_study(self, study_id: int) -> None:
         """Delete a study with its trials, their attempts and changes, and its agents."""
         with self.transaction() as session:

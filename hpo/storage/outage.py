@@ -61,44 +61,20 @@ _RESTORE: Final = "restore a copy of it, or use what `sqlite3 FILE .recover | sq
 _RESUME: Final = "then resume the study with `hpo run`"
 _SHORTER: Final = "shorten it; the name of a study, a parameter or an attribute has 512 characters at most"
 
-#: What a storage does on behalf of others, in one transaction or a few.
-OPERATIONS: Final = (
-    "create_new_study",
-    "delete_study",
-    "set_study_user_attr",
-    "set_study_system_attr",
-    "get_study_id_from_name",
-    "get_study_name_from_id",
-    "get_study_directions",
-    "get_study_user_attrs",
-    "get_study_system_attrs",
+#: What a storage inherits from Optuna's, and does in one transaction or a few.
+INHERITED: Final = (
     "get_all_studies",
     "create_new_trial",
-    "_create_new_trial",  # Optuna's cache calls this one
     "set_trial_param",
-    "_set_trial_param",  # and this one
     "get_trial_param",
     "get_trial_id_from_study_id_trial_number",
     "get_trial_number_from_id",
-    "set_trial_state_values",
-    "requeue",
-    "pause",
-    "resume",
-    "extend",
-    "begin_grants",
-    "set_trial_intermediate_value",
-    "set_trial_intermediate_values",
-    "set_trial_user_attr",
-    "set_trial_system_attr",
     "get_trial_params",
     "get_trial_user_attrs",
-    "get_trial_system_attrs",
-    "get_trial",
     "get_all_trials",
-    "_get_trials",  # and this one
     "get_n_trials",
     "get_best_trial",
-    "_get_best_trial_id",  # and this one
+    "_get_best_trial_id",  # Optuna's cache calls this one
 )
 
 
@@ -211,9 +187,9 @@ def patient(function: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate
     return waiting
 
 
-def all_patient(cls: _C) -> _C:
-    """Make every operation of a storage class `patient`, inherited ones included."""
-    for name in OPERATIONS:
+def inheriting_patience(cls: _C) -> _C:
+    """Make what a storage class inherits from Optuna's `patient`, too."""
+    for name in INHERITED:
         setattr(cls, name, patient(getattr(cls, name)))
     return cls
 

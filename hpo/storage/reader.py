@@ -82,41 +82,49 @@ _ROW = (
 class ReadingStorage(TransactionalStorage):
     """Optuna's storage with these ways to read."""
 
+    @patient
     def get_study_id_from_name(self, study_name: str) -> int:
         """Find a study; KeyError if there is none of this name."""
         with self.single_statements() as conn:
             return study_rows.study_id(conn, study_name)
 
+    @patient
     def get_study_name_from_id(self, study_id: int) -> str:
         """Read a study's name."""
         with self.single_statements() as conn:
             return study_rows.study_name(conn, study_id)
 
+    @patient
     def get_study_directions(self, study_id: int) -> list[StudyDirection]:
         """Read the directions of a study's objectives."""
         with self.single_statements() as conn:
             return study_rows.study_directions(conn, study_id)
 
+    @patient
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         """Read a study's user attributes."""
         with self.single_statements() as conn:
             return study_rows.study_user_attrs(conn, study_id)
 
+    @patient
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
         """Read a study's system attributes."""
         with self.single_statements() as conn:
             return study_rows.study_system_attrs(conn, study_id)
 
+    @patient
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Read a trial."""
         with self.single_statements() as conn:
             return whole_trials(conn, [trial_row(conn, trial_id)])[0]
 
+    @patient
     def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
         """Read a trial's system attributes."""
         with self.single_statements() as conn:
             return system_attrs(conn, trial_id)
 
+    @patient
     def _get_trials(
         self,
         study_id: int,

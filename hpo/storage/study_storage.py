@@ -53,7 +53,7 @@ from hpo.storage.optuna_private import (
     id_of_trial,
     models,
 )
-from hpo.storage.outage import Patience, all_patient
+from hpo.storage.outage import Patience, inheriting_patience, patient
 from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 from hpo.storage.rehearsal import rehearse_a_life
 from hpo.storage.schema import Tables, bring_up_to_date, create_schema, refuse_plain_study, tables_of
@@ -77,7 +77,7 @@ class _Claim(threading.local):
     room: Room | None = None
 
 
-@all_patient
+@inheriting_patience
 class StudyStorage(GatheringStorage):
     """Optuna's storage with a budget, leases and fencing; made by `open_storage`.
 
@@ -100,6 +100,7 @@ class StudyStorage(GatheringStorage):
 
     # ------------------------------------------------------------------ studies
 
+    @patient
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
         """Create a study; DuplicatedStudyError where the name is taken."""
         try:
@@ -112,11 +113,13 @@ class StudyStorage(GatheringStorage):
                 raise
             return self.get_study_id_from_name(study_name)  # by the last try, most likely
 
+    @patient
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
         """Store a user attribute of the study."""
         with self._writing():
             super().set_study_user_attr(study_id, key, value)
 
+    @patient
     def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
         """Store a system attribute of the study."""
         with self._writing():
@@ -140,6 +143,7 @@ class StudyStorage(GatheringStorage):
         finally:
             self._claim.room = None
 
+    @patient
     def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
         template = template_trial
         if template is not None:
@@ -215,6 +219,7 @@ class StudyStorage(GatheringStorage):
 
     # ------------------------------------------------------------------ fenced writes
 
+    @patient
     def _set_trial_param(
         self,
         trial_id: int,
@@ -241,6 +246,7 @@ class StudyStorage(GatheringStorage):
         }
         self._write(PARAMS, trial_id, "param_name", row, replace=False)
 
+    @patient
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Store a user attribute; the owner's ``hpo:outcome`` becomes its attempt's outcome, too."""
         self._write(TRIAL_USER_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
@@ -248,10 +254,12 @@ class StudyStorage(GatheringStorage):
         if key == OUTCOME_ATTR and held is not None:
             held.outcome = str(value)
 
+    @patient
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Store a system attribute."""
         self._write(TRIAL_SYSTEM_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
 
+    @patient
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Read a trial; LeaseLostError for one held by this storage that runs no longer.
 
@@ -267,6 +275,7 @@ class StudyStorage(GatheringStorage):
 
     # ------------------------------------------------------------------ states
 
+    @patient
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
@@ -279,16 +288,19 @@ class StudyStorage(GatheringStorage):
             return self._take(trial_id, values)
         return self._release(trial_id, state, values, None)
 
+    @patient
     def requeue(self, trial_id: int, reason: str | None = None) -> None:
         """Give a held trial back: it goes from RUNNING to WAITING with all that is stored about it."""
         self.attempt_of(trial_id)
         self._release(trial_id, TrialState.WAITING, None, reason)
 
+    @patient
     def pause(self, trial_id: int, epoch: int) -> None:
         """Pause a held trial after an epoch whose checkpoint is on disk: only `resume` takes it from then on."""
         self.attempt_of(trial_id)
         self._release(trial_id, TrialState.RUNNING, None, f"after epoch {epoch}", paused=epoch)
 
+    @patient
     def resume(self, trial_id: int) -> bool:
         """Take a paused trial for the owner; False if it is not paused any more: another process was faster."""
         assert self.owner is not None, "only who trains may resume a trial"

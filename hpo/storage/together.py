@@ -82,14 +82,17 @@ class GatheringStorage(GrantingStorage):
             if rows:
                 self._store_rows(trial_id, rows)
 
+    @patient
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
         """Store a reported value, in place of what was reported for the step before."""
         self.set_trial_intermediate_values(trial_id, {step: intermediate_value})
 
+    @patient
     def set_trial_intermediate_values(self, trial_id: int, values: Mapping[int, float]) -> None:
         """Store reported values of several steps, all or none, in place of what was reported for them before."""
         self._write_rows(trial_id, _reports(values))
 
+    @patient
     def extend(self, trial_id: int, grant: Grant, values: Mapping[int, float]) -> None:
         """Grant a held trial more, and store values that it has reported, by step.
 
