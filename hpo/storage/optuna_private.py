@@ -156,11 +156,6 @@ def set_user_attr(storage: RDBStorage, session: orm.Session, trial_id: int, key:
     storage._set_trial_attr_without_commit(session, models.TrialUserAttributeModel, trial_id, key, value)
 
 
-def set_system_attr(storage: RDBStorage, session: orm.Session, trial_id: int, key: str, value: Any) -> None:
-    """Set a trial's system attribute in a transaction of the caller's."""
-    storage._set_trial_attr_without_commit(session, models.TrialSystemAttributeModel, trial_id, key, value)
-
-
 def started_utc(trial: models.TrialModel) -> Any:
     """What the column of a trial's start holds."""
     return trial._datetime_start_utc

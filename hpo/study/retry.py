@@ -117,7 +117,8 @@ def reopen(opened: OpenStudy, numbers: Iterable[int], *, dry_run: bool = False) 
     for number in wanted:
         _check_failed(opened, number, trials.get(number))
     if dry_run:
-        return [_foreseen(opened.storage, trials[number]) for number in wanted]
+        failed = [trials[number] for number in wanted]
+        return [_described(trial, opened.storage.attempts_of_trial(id_of_trial(trial))) for trial in failed]
     done = (_reopen(opened.storage, trials[number]) for number in wanted)
     return [each for each in done if each is not None]
 
@@ -142,10 +143,6 @@ _WHY_NOT = {
     Outcome.DIVERGED: "it diverged, which is a result: so it would with these parameters again\n"
     "  fix: leave them out of the search space, or correct the cause, in a study of another name",
 }
-
-
-def _foreseen(storage: StudyStorage, trial: FrozenTrial) -> Reopened:
-    return _described(trial, storage.attempts_of_trial(id_of_trial(trial)))
 
 
 def _described(trial: FrozenTrial, history: Sequence[ledger.Attempt]) -> Reopened:
