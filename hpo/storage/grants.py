@@ -17,12 +17,12 @@ from optuna.trial import FrozenTrial
 from sqlalchemy import orm
 
 from hpo.storage.attributes import FORK_ATTR, GRANTED_ATTR, GRANTS_ATTR, RETRIES_ATTR, SCHEDULER_ATTR
+from hpo.storage.budget import lock_study
 from hpo.storage.changes import note_change
 from hpo.storage.guarded import set_attr
-from hpo.storage.ledger import Executor
+from hpo.storage.ledger import Executor, changed_rows
 from hpo.storage.lineage import Forked
 from hpo.storage.optuna_private import (
-    STUDIES,
     STUDY_USER_ATTRS,
     TRIAL_SYSTEM_ATTRS,
     TRIAL_USER_ATTRS,
@@ -105,7 +105,7 @@ def inherited_by(grants: Sequence[Granted]) -> int:
 
 def begin_grants(session: orm.Session, study_id: int) -> None:
     """Let a study number its grants, from 0 where it has none; any number of processes may do so at a time."""
-    session.execute(sa.select(STUDIES.c.study_id).where(STUDIES.c.study_id == study_id).with_for_update())
+    lock_study(session, study_id)
     for key in (GRANTED_ATTR, RETRIES_ATTR):
         if session.execute(sa.select(STUDY_USER_ATTRS.c.key).where(_is(study_id, key))).first() is None:
             _add(session, study_id, key, 0)
@@ -131,22 +131,24 @@ def add_grant(conn: Executor, trial_id: int, grant: Grant) -> None:
         OldGrantError: It is not the study's next one.
     """
     number, more = grant.granted["number"], json.dumps(grant.granted)
-    if not _rows(conn, _NEXT, {"study": grant.study_id, "was": json.dumps(number), "now": json.dumps(number + 1)}):
+    if not changed_rows(
+        conn, _NEXT, {"study": grant.study_id, "was": json.dumps(number), "now": json.dumps(number + 1)}
+    ):
         raise OldGrantError(f"grant {number} is not the study's next one")
     if grant.retries not in (None, _retries(conn, grant.study_id)):
         raise OldGrantError(f"a trial was retried after grant {number} was decided")
-    if not _rows(conn, _APPEND, {"trial": trial_id, "more": f", {more}]"}):
+    if not changed_rows(conn, _APPEND, {"trial": trial_id, "more": f", {more}]"}):
         conn.execute(_FIRST, {"trial_id": trial_id, "key": GRANTS_ATTR, "value_json": f"[{more}]"})
     if grant.state is not None:
         state = {"study": grant.study_id, "now": json.dumps(grant.state)}
-        if not _rows(conn, _SET_STATE, state):
+        if not changed_rows(conn, _SET_STATE, state):
             _add(conn, grant.study_id, SCHEDULER_ATTR, grant.state)
 
 
 def note_retry(session: orm.Session, study_id: int) -> None:
     """Let no grant be stored any more that was decided before: it leaves out what the retried trial may train."""
     now = json.dumps(_retries(session, study_id) + 1)
-    if not _rows(session, _SET_RETRIES, {"study": study_id, "now": now}):
+    if not changed_rows(session, _SET_RETRIES, {"study": study_id, "now": now}):
         _add(session, study_id, RETRIES_ATTR, 1)
 
 
@@ -218,10 +220,6 @@ _RETRIES = (
 
 def _is(study_id: int, key: str) -> sa.ColumnElement[bool]:
     return (STUDY_USER_ATTRS.c.study_id == study_id) & (STUDY_USER_ATTRS.c.key == key)
-
-
-def _rows(conn: Executor, statement: sa.Update, parameters: Mapping[str, Any]) -> int:
-    return cast("sa.CursorResult[tuple[()]]", conn.execute(statement, parameters)).rowcount
 
 
 def _add(conn: Executor, study_id: int, key: str, value: object) -> None:

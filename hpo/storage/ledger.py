@@ -213,7 +213,9 @@ def hand_over(conn: Executor, trial_id: int, attempt: int, owner: Owner) -> bool
     """Let another process of an owner have its lease; False if the attempt is not the trial's lease."""
     process = {"pid": owner.pid, "start_time": owner.start_time}
     return (
-        _rows(conn, sa.update(ATTEMPTS).where(_IS_LEASE).values(process), {"trial": trial_id, "number": attempt})
+        changed_rows(
+            conn, sa.update(ATTEMPTS).where(_IS_LEASE).values(process), {"trial": trial_id, "number": attempt}
+        )
         == 1
     )
 
@@ -237,7 +239,7 @@ def end(
 ) -> bool:
     """End an attempt that took so many seconds (None: until its last beat); False if it had ended already."""
     how = {"now": time.time(), "how": outcome, "why": reason, "took": seconds}
-    return _rows(conn, _END, {"trial": trial_id, "number": attempt} | how) == 1
+    return changed_rows(conn, _END, {"trial": trial_id, "number": attempt} | how) == 1
 
 
 def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
@@ -249,7 +251,8 @@ def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
     )
 
 
-def _rows(conn: Executor, statement: sa.Update, parameters: Mapping[str, Any]) -> int:
+def changed_rows(conn: Executor, statement: sa.Update, parameters: Mapping[str, Any]) -> int:
+    """Execute a change; how many rows it has changed."""
     return cast("sa.CursorResult[tuple[object, ...]]", conn.execute(statement, parameters)).rowcount
 
 

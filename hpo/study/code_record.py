@@ -73,9 +73,9 @@ def keep_code(study: optuna.Study, code: CodeIdentity, before: CodeRecord | None
     study.set_user_attr(CODE_ATTR, asdict(record))
 
 
-def code_problem(record: CodeRecord, code: CodeIdentity) -> str:
-    """What is wrong with code that is not the study's, naming the files; empty where it is."""
-    if code.hash == record.hash:
+def code_problem(record: CodeRecord | None, code: CodeIdentity) -> str:
+    """What is wrong with code that is not the study's, naming the files; empty where it is, or none is known."""
+    if record is None or code.hash == record.hash:
         return ""
     changes = code.changes_since(record.files)
     lines = "".join(f"\n    {line}" for line in changes[:_LISTED])

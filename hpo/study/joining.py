@@ -63,7 +63,6 @@ def _refuse_other_config(opened: OpenStudy) -> None:
 
 
 def _refuse_other_code(opened: OpenStudy) -> None:
-    record, code = CodeRecord.of(user_attrs_of(opened.study)), code_identity(opened.spec)
-    problem = "" if record is None else code_problem(record, code)
-    if problem:
+    record = CodeRecord.of(user_attrs_of(opened.study))
+    if problem := code_problem(record, code_identity(opened.spec)):
         raise opened.spec.error(problem, path="study.name", fix=code_fix(opened.spec))

@@ -299,7 +299,7 @@ def _settle_code(opened: OpenStudy, *, accept: bool) -> list[str]:
     Until the first trial has started, code may change freely: it is stored again.
     """
     record, code = CodeRecord.of(user_attrs_of(opened.study)), code_identity(opened.spec)
-    problem = "" if record is None else code_problem(record, code)
+    problem = code_problem(record, code)
     if record is None or (problem and not _has_begun(opened)):
         keep_code(opened.study, code)
         return []
