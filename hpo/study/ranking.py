@@ -74,20 +74,14 @@ def ranked(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> lis
     With several goals those on the Pareto front come first; within it, and behind it, the leading metric decides.
     """
     sign = 1 if next(iter(goals.values())) == "minimize" else -1
-    eligible = _eligible(trials, goals)
-    front = {trial.number for trial in pareto_front(eligible, goals)} if len(goals) > 1 else set()
+    eligible = [found for trial in trials if (found := judged(trial, goals)) is not None]
+    front = pareto_front(eligible, goals) if len(goals) > 1 else set()
     return sorted(eligible, key=lambda t: (t.number not in front, sign * t.values[0], t.number))
 
 
-def pareto_front(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
-    """The trials that none other beats in one metric without losing in another, in the order of their numbers."""
-    eligible = _eligible(trials, goals)
-    front = optuna_private.pareto_front(eligible, study_directions(goals))
-    return sorted(front, key=lambda trial: trial.number)
-
-
-def _eligible(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
-    return [found for trial in trials if (found := judged(trial, goals)) is not None]
+def pareto_front(eligible: Sequence[FrozenTrial], goals: Mapping[str, Direction]) -> set[int]:
+    """Numbers of eligible trials that none other beats in one metric without losing in another."""
+    return {trial.number for trial in optuna_private.pareto_front(eligible, study_directions(goals))}
 
 
 def best_of(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
@@ -99,5 +93,5 @@ def best_among(order: Sequence[FrozenTrial], goals: Mapping[str, Direction]) -> 
     """`best_of` trials that are `ranked`."""
     if len(goals) == 1:
         return list(order[:1])
-    front = {trial.number for trial in pareto_front(order, goals)}
+    front = pareto_front(order, goals)
     return [trial for trial in order if trial.number in front]
