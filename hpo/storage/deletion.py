@@ -1,4 +1,4 @@
-"""Deleting a study from Optuna's tables. Optuna's own way loads all of it first: every value of every trial."""
+"""Deleting studies. Optuna's own way loads all of one first: every value of every trial."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from hpo.storage import ledger
-from hpo.storage.agents import forget_study
+from hpo.storage.agents import AGENTS, forget_study
 from hpo.storage.budget import lock_study
-from hpo.storage.changes import forget_changes
+from hpo.storage.changes import CHANGES, forget_changes
 from hpo.storage.id_lists import in_parts
+from hpo.storage.ledger import ATTEMPTS
 from hpo.storage.optuna_private import STUDIES, TRIALS, referring_to
 
 
@@ -28,3 +29,9 @@ def delete_study(session: orm.Session, study_id: int) -> None:
             session.execute(sa.delete(table).where(table.c.trial_id.in_(part)))
     for table in (*referring_to(STUDIES), STUDIES):
         session.execute(sa.delete(table).where(table.c.study_id == study_id))
+
+
+def forget_what_is_gone(session: orm.Session) -> None:
+    """Delete what another tool has left of deleted studies: a file of Optuna's own gives their ids out again."""
+    for table, of in ((AGENTS, STUDIES.c.study_id), (CHANGES, STUDIES.c.study_id), (ATTEMPTS, TRIALS.c.trial_id)):
+        session.execute(sa.delete(table).where(table.c[of.name].not_in(sa.select(of))))

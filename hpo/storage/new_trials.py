@@ -47,6 +47,23 @@ def insert_running(session: orm.Session, study_id: int, number: int) -> models.T
     return trial
 
 
+def as_shown(row: models.TrialModel) -> FrozenTrial:
+    """A trial without content that runs, as Optuna shows it."""
+    return FrozenTrial(
+        trial_id=cast("int", row.trial_id),
+        number=cast("int", row.number),
+        state=TrialState.RUNNING,
+        value=None,
+        datetime_start=row.datetime_start,
+        datetime_complete=None,
+        params={},
+        distributions={},
+        user_attrs={},
+        system_attrs={},
+        intermediate_values={},
+    )
+
+
 def is_stored_as(session: orm.Session, trial_id: int, study_id: int, template: FrozenTrial | None) -> bool:
     """Whether a trial is one that was added as this template; None: without content.
 

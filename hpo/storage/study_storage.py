@@ -35,24 +35,16 @@ from sqlalchemy import orm
 from hpo.errors import LeaseLostError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
-from hpo.storage.agents import AGENTS
 from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR, PAUSED_ATTR
 from hpo.storage.budget import Room, lock_study, make_room, refuse_beyond_budget
-from hpo.storage.changes import CHANGES, lock_study_of, note_change
+from hpo.storage.changes import lock_study_of, note_change
+from hpo.storage.deletion import forget_what_is_gone
 from hpo.storage.engines import display_url
 from hpo.storage.guarded import set_attr, set_state
 from hpo.storage.leased import Held, lease_lost
-from hpo.storage.ledger import ATTEMPTS, Owner
-from hpo.storage.new_trials import insert_running, is_stored_as, marked
-from hpo.storage.optuna_private import (
-    PARAMS,
-    STUDIES,
-    TRIAL_SYSTEM_ATTRS,
-    TRIAL_USER_ATTRS,
-    TRIALS,
-    id_of_trial,
-    models,
-)
+from hpo.storage.ledger import Owner
+from hpo.storage.new_trials import as_shown, insert_running, is_stored_as, marked
+from hpo.storage.optuna_private import PARAMS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_ATTRS, TRIALS, id_of_trial, models
 from hpo.storage.outage import Patience, inheriting_patience, patient
 from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 from hpo.storage.rehearsal import rehearse_a_life
@@ -106,7 +98,7 @@ class StudyStorage(GatheringStorage):
         try:
             with self.transaction() as session:
                 if self.engine.name == "sqlite":
-                    _forget_what_is_gone(session)
+                    forget_what_is_gone(session)
                 return super().create_new_study(directions, study_name)
         except DuplicatedStudyError:
             if not self.patience.tries or study_name is None:
@@ -166,19 +158,7 @@ class StudyStorage(GatheringStorage):
         """As Optuna adds a trial without a template, without its mapper."""
         with self.transaction() as session:
             lock_study(session, study_id)
-            row = self._get_prepared_new_trial(study_id, None, session)
-            known: dict[str, Any] = {"number": row.number, "datetime_start": row.datetime_start}
-            known |= {"trial_id": row.trial_id, "state": TrialState.RUNNING}
-        return FrozenTrial(
-            **known,
-            value=None,
-            datetime_complete=None,
-            params={},
-            distributions={},
-            user_attrs={},
-            system_attrs={},
-            intermediate_values={},
-        )
+            return as_shown(self._get_prepared_new_trial(study_id, None, session))
 
     def _get_prepared_new_trial(
         self, study_id: int, template_trial: FrozenTrial | None, session: orm.Session
@@ -407,12 +387,6 @@ class StudyStorage(GatheringStorage):
             self.get_trial(absent)
         if self.owner is not None:
             rehearse_a_life(self, study_id, self.owner)
-
-
-def _forget_what_is_gone(session: orm.Session) -> None:
-    """Delete what another tool has left of deleted studies: a file of Optuna's own gives their ids out again."""
-    for table, of in ((AGENTS, STUDIES.c.study_id), (CHANGES, STUDIES.c.study_id), (ATTEMPTS, TRIALS.c.trial_id)):
-        session.execute(sa.delete(table).where(table.c[of.name].not_in(sa.select(of))))
 
 
 def open_storage(
