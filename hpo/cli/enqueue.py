@@ -57,9 +57,9 @@ def enqueue(
     from hpo.config.schema_space import label
     from hpo.config.space import SearchSpace
     from hpo.search.samplers import make_sampler
-    from hpo.study.initial_trials import checked_point
-    from hpo.study.initial_trials import enqueue as put
     from hpo.study.open_study import start_study
+    from hpo.study.queue import checked_point
+    from hpo.study.queue import enqueue as put
     from hpo.study.retry import prospect_if_known
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

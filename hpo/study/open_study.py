@@ -43,9 +43,10 @@ from hpo.storage.study_end import set_budgets
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
 from hpo.study.folders import refuse_output_of_others, stop_note
-from hpo.study.initial_trials import begin, budget_of, check_initial_trials
+from hpo.study.initial_trials import begin, check_initial_trials
 from hpo.study.note import write_note
 from hpo.study.progress import StudyProgress
+from hpo.study.queue import budget_of
 from hpo.study.ranking import study_directions
 from hpo.study.undeclared import refuse_what_needs_a_space
 from hpo.study.widened import Widening, has_older_space, refuse_narrower, store_wider

@@ -15,7 +15,8 @@ from hpo.config.expressions import ExpressionError, arithmetic, parsed
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import InputError
-from hpo.study.initial_trials import base_point, checked_point
+from hpo.study.initial_trials import base_point
+from hpo.study.queue import checked_point
 
 POINT: dict[str, Any] = {
     "m.a": 64,

@@ -18,7 +18,8 @@ from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import InputError
 from hpo.search.schedulers.pbt.parameters import perturbed_parameters
-from hpo.study.initial_trials import base_point, checked_point
+from hpo.study.initial_trials import base_point
+from hpo.study.queue import checked_point
 from hpo.wording import shown
 from tests.support.commands import MODEL, hpo, hpo_json, make_study
 from tests.support.studies import Studies

@@ -23,8 +23,9 @@ from hpo.storage.attributes import BASELINE_ATTR, CONFIG_ATTR, ORIGIN_ATTR
 from hpo.storage.ledger import Owner
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study import open_study
-from hpo.study.initial_trials import _PATIENCE, _take_over, begin, enqueue, known_trials
+from hpo.study.initial_trials import _PATIENCE, _take_over, begin, known_trials
 from hpo.study.open_study import OpenStudy, _keep_code_and_config, load_study, start_study
+from hpo.study.queue import enqueue
 from hpo.wording import are
 from tests.support.commands import MODEL, PATIENCE, STUDY, hpo, hpo_json, make_study
 from tests.support.in_process import workers_in_process

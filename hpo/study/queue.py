@@ -1,0 +1,142 @@
+"""Trials that people enqueue, and how many trials a study may have with them where it walks a grid."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.trial import TrialState, create_trial
+
+from hpo.config.marks import COMMAND_LINE
+from hpo.config.paths import same, show, suggest_name
+from hpo.config.space import SearchSpace
+from hpo.config.spec import StudySpec
+from hpo.errors import BudgetExhaustedError, InputError, StudyError
+from hpo.search.distinct import point_key
+from hpo.search.samplers import ExhaustiveSampler
+from hpo.search.valid_points import ValidPoints
+from hpo.storage.attributes import BUDGET_ATTR, IMPORTED_ATTR
+from hpo.storage.budget import Room
+from hpo.storage.optuna_private import id_of_study
+from hpo.storage.study_storage import StudyStorage
+
+
+def enqueue(
+    spec: StudySpec, storage: StudyStorage, study: optuna.Study, point: dict[str, Any]
+) -> tuple[int, list[int]]:
+    """Put a trial with these parameters in the queue; what is not given is drawn when it starts.
+
+    Where all of the study's trials have been claimed, but the study file has more, the study gets one more.
+
+    Args:
+        spec: The study file.
+        storage: The study's storage.
+        study: The study, which exists.
+        point: From `checked_point`.
+
+    Returns:
+        The trial's number, and the numbers of trials that had the same parameters.
+
+    Raises:
+        BudgetExhaustedError: All of the study's trials have been claimed.
+        StudyError: So have all points of its grid.
+    """
+    own = [trial for trial in study.get_trials(deepcopy=False) if IMPORTED_ATTR not in trial.system_attrs]
+    space = SearchSpace.from_spec(spec).distributions
+    key = point_key(point, space)
+    earlier = [
+        trial.number
+        for trial in own
+        if point_key(trial.params or trial.system_attrs.get("fixed_params") or {}, space) == key
+    ]
+    # As Optuna's enqueue_trial does, which does not say the trial's number; a worker may take it immediately.
+    template = create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})
+    budget = int(study.user_attrs.get(BUDGET_ATTR, spec.study.n_trials))
+    of_grid = _trials_of_grid(study)
+    is_through = of_grid is not None and len(own) >= of_grid
+    room = Room(most=0 if is_through else spec.study.n_trials, beside=budget == of_grid)
+    try:
+        trial_id = storage.enqueue(id_of_study(study), template, room)
+    except BudgetExhaustedError as error:
+        if is_through:
+            raise _no_point_left(earlier) from error
+        raise
+    return storage.get_trial_number_from_id(trial_id), earlier
+
+
+def _no_point_left(earlier: Sequence[int]) -> StudyError:
+    text = "the grid has no point left: every trial of it has been claimed"
+    if not earlier:
+        return StudyError(f"{text}\n  fix: queue the trial in a new study, before its grid is through")
+    number = earlier[0]
+    return StudyError(
+        f"{text}, and trial {number} has these parameters\n"
+        f"  fix: train them again with `hpo train --trial {number} --from-scratch`; "
+        f"if that trial has failed, `hpo retry --trial {number}`"
+    )
+
+
+def budget_of(spec: StudySpec, study: optuna.Study) -> int:
+    """Trials to bring to an end; no more than a grid has points, beside those that were enqueued."""
+    of_grid = _trials_of_grid(study)
+    return spec.study.n_trials if of_grid is None else min(spec.study.n_trials, of_grid)
+
+
+def _trials_of_grid(study: optuna.Study) -> int | None:
+    """A trial for each point of a grid, the baseline among them, and those enqueued; None without one."""
+    if not isinstance(study.sampler, ExhaustiveSampler):
+        return None
+    trials = study.get_trials(deepcopy=False)
+    return study.sampler.left(trials) + sum("fixed_params" in trial.system_attrs for trial in trials)
+
+
+def checked_point(space: SearchSpace, sampler: BaseSampler, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted path, as a trial in the queue has them.
+
+    Raises:
+        InputError: A value is not in the space, or will never be used.
+    """
+    for path in given:
+        if path not in space.params:
+            fix = suggest_name(path, list(space.params), what="searched are")
+            raise InputError("is not searched", file=COMMAND_LINE, path=path, value=show(given[path]), fix=fix)
+    given = {path: space.as_stored(path, value) for path, value in given.items()}
+    for path, value in given.items():
+        if (instead := space.problem(path, value)) is not None:
+            problem = "is not in the search space"
+            raise InputError(problem, file=COMMAND_LINE, path=path, value=show(value), fix=instead)
+        for other, wanted in space.params[path].when.items():
+            if other in space.params and not any(same(given.get(other), each) for each in wanted):
+                fix = f"give `{other}` too: {', '.join(map(show, wanted))}"
+                problem = f"is searched only under a condition on `{other}`"
+                raise InputError(problem, file=COMMAND_LINE, path=path, value=show(value), fix=fix)
+    missing = [path for path in space.active(given) if path not in given]
+    if isinstance(sampler, ExhaustiveSampler) and missing:
+        fix = f"give {', '.join(missing)} too"
+        raise InputError("a grid draws no single values", file=COMMAND_LINE, path="enqueue", fix=fix)
+    _check_where(space, given, missing)
+    return given
+
+
+def _check_where(space: SearchSpace, given: Mapping[str, Any], missing: Sequence[str]) -> None:
+    """Refuse values that violate the study's conditions, or that leave no point which satisfies them."""
+    violated = None if missing else space.violated(given)
+    if violated is not None:
+        values = ", ".join(f"{name} = {show(given[name])}" for name in sorted(violated.names))
+        raise InputError(
+            f"violates a condition of the search space with {values}",
+            file=COMMAND_LINE,
+            path=violated.place,
+            value=violated.text,
+            fix="give values that satisfy it",
+        )
+    if missing and space.where:
+        try:
+            ValidPoints(space, random.Random(0)).any(given)
+        except StudyError as error:
+            values = ", ".join(f"{path}={show(value)}" for path, value in given.items())
+            problem = f"no point with {values} satisfies `where`"
+            raise InputError(problem, file=COMMAND_LINE, path="where", fix="give other values") from error
