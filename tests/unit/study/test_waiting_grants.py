@@ -60,7 +60,7 @@ def ends_of(view: OpenStudy) -> list[list[int | None]]:
 
 def test_failed_trials_that_wait_again_share_what_is_left(studies: Studies) -> None:
     """Three epochs each are due to trials 0 and 1, of 1 + 1 + 4 trained; 10 leave four of them."""
-    overrides = ("study.n_trials=3", "study.epochs=12")
+    overrides = ("study.n_trials=3", "study.epochs=12", "trainer.max_epochs=5")
     with studies.open(*overrides) as (view,):
         fail_one_epoch_each(view, 2)
         assert run_all(fours(view)) == [(2, 4)]
