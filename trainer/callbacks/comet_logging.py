@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -12,7 +13,7 @@ from typing import Any, Final
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
 from trainer.callbacks.history_file import Record, epoch_record
-from trainer.callbacks.mirror import Service, best_of, flat, outcome_of, step_record
+from trainer.callbacks.mirror import Service, best_of, flat, is_outage, outcome_of, step_record
 from trainer.events import LOG_PRIORITY
 from trainer.state import ERROR, Mode, TrainState
 from trainer.step_log import StepRecord
@@ -132,7 +133,8 @@ class CometLogging(Callback):
             self._open(comet_ml, trainer.state)
         except Exception as error:  # noqa: BLE001 - training continues when Comet can't start
             fix = "run `comet login`, or set COMET_START_ONLINE=false, which keeps runs on disk"
-            SERVICE.failed(f"this run is not shown in Comet, which could not be started ({fix})", error, away=True)
+            what = f"this run is not shown in Comet, which could not be started ({fix})"
+            SERVICE.failed(what, error, away=is_outage(error))
             return
         SERVICE.answered()
         for epoch, metrics in enumerate(trainer.state.history, start=1):
@@ -180,12 +182,17 @@ class CometLogging(Callback):
                 name=self.run_name, tags=list(self.tags), offline_directory=str(self.folder), **_NOTHING_BY_ITSELF
             ),
         )
-        made.log_parameters(self.params or flat(state.config))
-        if online:
-            seen = comet_ml.APIExperiment(previous_experiment=made.get_key())
-            if not state.is_new:
-                self._held = {axis: {int(at["step"]) for at in seen.get_metrics(axis)} for axis in _AXES}
-            self._cancel.watch(lambda: seen.get_tags() or ())
+        try:
+            made.log_parameters(self.params or flat(state.config))
+            if online:
+                seen = comet_ml.APIExperiment(previous_experiment=made.get_key())
+                if not state.is_new:
+                    self._held = {axis: {int(at["step"]) for at in seen.get_metrics(axis)} for axis in _AXES}
+                self._cancel.watch(lambda: seen.get_tags() or ())
+        except Exception:
+            with contextlib.suppress(Exception):  # its threads would stay
+                made.end()
+            raise
         self._experiment = made
 
     def _log(self, axis: str, record: Record) -> None:

@@ -25,6 +25,9 @@ STEP_PREFIX: Final = "step/"
 # Seconds in which a service that did not answer is not asked again: each asking waits for a time-out.
 _AWAY_S = 600.0
 
+# What libraries for connections and databases call an error of a service that is away.
+_OUTAGES: Final = frozenset({"ConnectionError", "OperationalError", "Timeout", "TimeoutError", "gaierror"})
+
 logger = logging.getLogger(__name__)
 
 
@@ -58,7 +61,7 @@ class Service:
         Args:
             what: What the run is without, and what to do.
             error: What happened.
-            away: Whether it did not answer, so that for ten minutes it is not asked again.
+            away: Whether it did not answer (see `is_outage`), so that for ten minutes it is not asked again.
         """
         level = logging.INFO if what in self._said else logging.WARNING
         self._said.add(what)
@@ -70,6 +73,16 @@ class Service:
         """Know nothing of it, as a new process would."""
         self._said.clear()
         self._ask_again[0] = 0.0
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether a service did not answer. A value that it refused says nothing of the next run's."""
+    while error is not None:
+        names = {kind.__name__ for kind in type(error).__mro__}
+        if names & _OUTAGES or "timed out" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
 from trainer.callbacks.history_file import Record, epoch_record
-from trainer.callbacks.mirror import COMPLETE, Service, best_of, flat, outcome_of, step_record
+from trainer.callbacks.mirror import COMPLETE, Service, best_of, flat, is_outage, outcome_of, step_record
 from trainer.events import LOG_PRIORITY
 from trainer.state import INTERRUPTED, PRUNED, Mode
 from trainer.step_log import StepRecord
@@ -29,10 +29,12 @@ Item = TypeVar("Item")
 SERVICE: Final = Service("MLflow")
 #: The tag by which a resumed run finds itself.
 RUN_KEY_TAG: Final = "trainer.run_key"
+_FAILED: Final = "FAILED"
 _STATUS: Final = {COMPLETE: "FINISHED", PRUNED: "KILLED", INTERRUPTED: "KILLED"}
 # The metrics that count: what a record is shown over.
 _AXES: Final = ("epoch", "step")
-# What MLflow takes in one request.
+# What MLflow takes in one name, and in one request.
+_LONGEST_NAME: Final = 250
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE = 1000, 100
 # Records are sent together if they come faster, so that they do not wait for the server each.
 _SEND_EVERY_S: Final = 1.0
@@ -109,9 +111,9 @@ class MLflowLogging(Callback):
             raise ValueError(f"tags is {tags!r}: give names and values, {{stage: test}}")
         self.experiment = experiment
         self.run_name = name
-        self.run_key = None if run_key is None else _name(run_key)  # it becomes part of a query
+        self.run_key = None if run_key is None else _NOT_IN_NAMES.sub("_", run_key)  # it becomes part of a query
         self.params = dict(params or {})
-        self.tags = {key: str(value) for key, value in (tags or {}).items()}
+        self.tags = {_name(key): str(value) for key, value in (tags or {}).items()}
         self.tracking_uri = tracking_uri
         self.folder = Path(folder)
         self.monitor = monitor
@@ -137,7 +139,8 @@ class MLflowLogging(Callback):
                 _make_database(client_type, uri)
                 self._open(client_type(tracking_uri=uri), self.params or flat(trainer.state.config))
         except Exception as error:  # noqa: BLE001 - training continues when MLflow can't start
-            SERVICE.failed("this run is not shown in MLflow, which could not be started", error, away=True)
+            what = "this run is not shown in MLflow, which could not be started"
+            SERVICE.failed(what, error, away=is_outage(error))
             return
         SERVICE.answered()
         watching, run = client_type(tracking_uri=uri), self._run
@@ -178,7 +181,7 @@ class MLflowLogging(Callback):
         ends = {"outcome": outcome, **best_of(trainer.state, self.monitor, self.mode)}
         self._send()
         self._mirror(lambda client: client.log_batch(self._run, tags=_tags(ends)))
-        self._mirror(lambda client: client.set_terminated(self._run, _STATUS.get(outcome, "FAILED")))
+        self._mirror(lambda client: client.set_terminated(self._run, _STATUS.get(outcome, _FAILED)))
         self._client = None
 
     def _uri(self) -> str:
@@ -203,8 +206,13 @@ class MLflowLogging(Callback):
             self._held = {
                 axis: {metric.step for metric in client.get_metric_history(found, axis)} for axis in _AXES
             }
-        for params in _cut(_params(shown), _PARAMS_AT_ONCE):
-            client.log_batch(self._run, params=params)
+        try:
+            for params in _cut(_params(shown), _PARAMS_AT_ONCE):
+                client.log_batch(self._run, params=params)
+        except Exception:
+            with contextlib.suppress(Exception):  # it would be shown as running
+                client.set_terminated(self._run, _FAILED)
+            raise
         self._client = client
 
     def _experiment_id(self, client: MlflowClient) -> str:
@@ -318,8 +326,9 @@ def _tags(tags: Mapping[str, Any]) -> list[RunTag]:
 
 
 def _name(name: str) -> str:
-    """The name with what MLflow refuses in names replaced."""
-    return _NOT_IN_NAMES.sub("_", name)
+    """The name without what MLflow refuses in names, which it reads as paths."""
+    parts = [part for part in _NOT_IN_NAMES.sub("_", name).split("/") if part not in {"", ".", ".."}]
+    return "/".join(parts)[:_LONGEST_NAME].rstrip("/") or "_"
 
 
 def _cut(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

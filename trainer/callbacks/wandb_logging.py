@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
 from trainer.callbacks.history_file import epoch_record
-from trainer.callbacks.mirror import Service, best_of, epoch_place, outcome_of, sequence, step_places
+from trainer.callbacks.mirror import Service, best_of, epoch_place, is_outage, outcome_of, sequence, step_places
 from trainer.checkpoint.manager import find_checkpoint
 from trainer.events import LOG_PRIORITY
 from trainer.state import ERROR, INTERRUPTED, Mode, TrainState
@@ -195,7 +195,7 @@ class WandbLogging(Callback):
         """The run; None where there can be none, which is said."""
         if SERVICE.is_away:
             return None
-        files = self._files()
+        files, run = self._files(), None
         try:
             run = self._open(self.config or dict(state.config))
             if getattr(run, "offline", False):
@@ -206,10 +206,12 @@ class WandbLogging(Callback):
             fix = "run `wandb login`, or set WANDB_MODE to offline or disabled"
             SERVICE.failed("this run is not shown in W&B", f"not logged in; {fix}")
         except Exception as error:  # noqa: BLE001 - training continues when W&B can't start
-            what = (
-                "this run is not shown in W&B, which could not be started (WANDB_MODE=offline keeps runs on disk)"
-            )
-            SERVICE.failed(what, error, away=True)
+            away = is_outage(error)
+            fix = " (WANDB_MODE=offline keeps runs on disk)" if away else ""
+            SERVICE.failed(f"this run is not shown in W&B, which could not be started{fix}", error, away=away)
+            if run is not None:
+                with contextlib.suppress(Exception):
+                    run.finish(exit_code=1)
             _drop_service()
         else:
             SERVICE.answered()

@@ -109,6 +109,7 @@ class Online:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.logged: list[tuple[int, set[str]]] = []
         self.tags: list[str] = []
+        self.ended = 0
         monkeypatch.setenv("COMET_START_ONLINE", "true")
         monkeypatch.setattr("comet_ml.start", self.start)
         monkeypatch.setattr("comet_ml.APIExperiment", lambda previous_experiment: self)
@@ -116,8 +117,12 @@ class Online:
     def start(self, **arguments: Any) -> Any:
         assert arguments["online"]
         nothing = lambda *arguments: None  # noqa: E731
-        names = ("log_parameters", "log_others", "add_tag", "end")
-        return SimpleNamespace(get_key=lambda: "k", log_metrics=self.log, **dict.fromkeys(names, nothing))
+        names = ("log_parameters", "log_others", "add_tag")
+        calls = {"log_metrics": self.log, "end": self.end}
+        return SimpleNamespace(get_key=lambda: "k", **calls, **dict.fromkeys(names, nothing))
+
+    def end(self) -> None:
+        self.ended += 1
 
     def log(self, record: dict[str, float], step: int) -> None:
         if self.tags == ["break"]:
@@ -186,13 +191,27 @@ def test_what_fails_is_said_once_and_training_continues(
     assert warnings_of(caplog) == ["Comet failed and gets nothing more of this run: gone"]
 
 
+@pytest.mark.parametrize(("error", "away"), [(ValueError("refused"), False), (ConnectionError("gone"), True)])
+def test_an_experiment_that_could_not_be_opened_whole_is_ended(
+    error: Exception, away: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    comet = Online(monkeypatch)
+
+    def fail(previous_experiment: str) -> Any:
+        raise RuntimeError from error
+
+    monkeypatch.setattr("comet_ml.APIExperiment", fail)
+    run_scripted([CometLogging("digits", folder=tmp_path)], [1.0])
+    assert (comet.ended, comet_logging.SERVICE.is_away) == (1, away)
+
+
 def test_without_a_key_it_is_said_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("COMET_START_ONLINE", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     run_scripted([CometLogging("digits", folder=tmp_path)], [3.0])
-    run_scripted([CometLogging("digits", folder=tmp_path)], [3.0])  # which asks no more
+    run_scripted([CometLogging("digits", folder=tmp_path)], [3.0])  # which says it no more
     (said,) = warnings_of(caplog)
     assert "run `comet login`, or set COMET_START_ONLINE=false" in said
 

@@ -204,6 +204,41 @@ def test_a_server_that_does_not_answer_costs_one_time_out_and_one_warning(
     assert "127.0.0.1" in message
 
 
+def test_names_that_mlflow_refuses_are_shown_under_others(
+    experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = {"lr/": 1, "a//b": 2, "/x/./y": 3, "..": 4, "": 5, "k" * 300: 6}
+    odd = At("on_epoch_end", lambda trainer: trainer.state.metrics.update({n: float(v) for n, v in names.items()}))
+    run_scripted([mlflow(experiment, params=names, tags={"t//": 1}), odd], [2.0, 1.0])
+    (run,) = runs(experiment)
+    shown = {"lr": 1, "a/b": 2, "x/y": 3, "_": 5, "k" * 250: 6}
+    assert run.data.params == {name: str(value) for name, value in shown.items()}
+    assert run.data.metrics.items() >= shown.items()
+    assert run.data.tags.items() >= {"t": "1", "outcome": "complete"}.items()
+    assert warnings_of(caplog) == []
+
+
+def test_a_run_that_mlflow_refuses_is_closed_and_the_next_one_is_shown(
+    experiment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise MlflowException("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_batch", refuse)
+        run_scripted([mlflow(experiment, name="refused", params={"a": 1})], [1.0])
+    run_scripted([mlflow("e" * 600)], [1.0])
+    run_scripted([mlflow(experiment, name="next", params={"a": 1})], [1.0])
+    assert {run.info.run_name: run.info.status for run in runs(experiment)} == {
+        "refused": "FAILED",
+        "next": "FINISHED",
+    }
+    assert "refused" in warnings_of(caplog)[0]
+
+
 def test_a_database_that_fails_in_the_middle_is_said_once_and_the_next_fit_sends_the_rest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -327,6 +327,19 @@ def test_a_server_that_does_not_answer_costs_one_time_out_and_one_warning(
     wandb.teardown()
 
 
+@pytest.mark.parametrize("arguments", [{"tags": ["x" * 100]}, {"run_id": "a/b"}])
+def test_a_value_that_wandb_refuses_costs_no_other_run(
+    arguments: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_scripted([WandbLogging("p", folder=tmp_path, **arguments)], [2.0])
+    run_scripted([WandbLogging("p", folder=tmp_path)], [1.0])
+    (message,) = said(caplog)
+    assert message.startswith("this run is not shown in W&B, which could not be started: ")
+    assert "WANDB_MODE" not in message  # this run is offline
+    (file,) = run_files(tmp_path)
+    assert [row["val_loss"] for row in wandb_file.history(file)] == [1.0]
+
+
 class Answers(BaseHTTPRequestHandler):
     """As much of W&B's server as a run needs to begin."""
 
