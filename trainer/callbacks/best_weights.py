@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.manager import snapshot
+from trainer.checks import check_mode
 from trainer.distributed.parts import load_model
 from trainer.state import DIVERGED, ERROR, Mode, is_better
 from trainer.step.parts import bare_model
@@ -46,8 +47,7 @@ class BestWeights(Callback):
     priority = 94
 
     def __init__(self, monitor: str = "val_loss", mode: Mode = "min") -> None:
-        if mode not in {"min", "max"}:
-            raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+        check_mode(mode)
         self.monitor = monitor
         self.mode: Mode = mode
         self.reads = (monitor,)

@@ -14,6 +14,7 @@ from trainer.callback import Callback, TrainerView
 from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
 from trainer.callbacks.history_file import Record, epoch_record
 from trainer.callbacks.mirror import Service, best_of, flat, is_outage, outcome_of, step_record
+from trainer.checks import check_mode
 from trainer.events import LOG_PRIORITY
 from trainer.state import ERROR, Mode, TrainState
 from trainer.step_log import StepRecord
@@ -107,6 +108,7 @@ class CometLogging(Callback):
             raise ValueError(f"tags is {tags!r}: give a list, [{tags}]")  # noqa: TRY004 - as for other arguments
         if timeout_s < 1:
             raise ValueError(f"timeout_s is {timeout_s}: give at least 1 second")
+        check_mode(mode)
         self.project = project
         self.run_name = name
         # Comet takes 32 to 50 letters and digits.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_mode
 from trainer.state import EARLY_STOPPED, Mode
 
 
@@ -41,8 +42,7 @@ class EarlyStopping(Callback):
             raise ValueError(f"patience is {patience!r}: give a whole number of at least 1")
         if not 0 <= min_delta < 1:
             raise ValueError(f"min_delta is {min_delta!r}: give a share of the best value, at least 0 and below 1")
-        if mode not in {"min", "max"}:
-            raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+        check_mode(mode)
         self.monitor = monitor
         self.patience = patience
         self.mode = mode

@@ -3,6 +3,7 @@
 import math
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_mode
 from trainer.prediction.final_loss import predict_final_loss
 from trainer.state import Mode
 
@@ -33,8 +34,7 @@ class LossPrediction(Callback):
     writes = ("predicted_final_loss", "predicted_final_loss_std", "predicted_final_neg_log10")
 
     def __init__(self, metric: str = "val_loss", min_epochs: int = 10, mode: Mode = "min") -> None:
-        if mode not in {"min", "max"}:
-            raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+        check_mode(mode)
         self.metric = metric
         self.min_epochs = min_epochs
         self.mode = mode

@@ -16,6 +16,7 @@ from trainer.callback import Callback, TrainerView
 from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
 from trainer.callbacks.history_file import Record, epoch_record
 from trainer.callbacks.mirror import COMPLETE, Service, best_of, flat, is_outage, outcome_of, step_record
+from trainer.checks import check_mode
 from trainer.events import LOG_PRIORITY
 from trainer.state import INTERRUPTED, PRUNED, Mode
 from trainer.step_log import StepRecord
@@ -107,6 +108,7 @@ class MLflowLogging(Callback):
     ) -> None:
         if timeout_s < 1:
             raise ValueError(f"timeout_s is {timeout_s}: give at least 1 second")
+        check_mode(mode)
         if tags is not None and not isinstance(tags, Mapping):
             raise ValueError(f"tags is {tags!r}: give names and values, {{stage: test}}")
         self.experiment = experiment

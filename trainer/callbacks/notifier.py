@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_mode
 from trainer.error_text import error_text
 from trainer.state import DIVERGED, INTERRUPTED, PRUNED, Mode, best_epoch
 
@@ -94,8 +95,7 @@ class Notifier(Callback):
             raise ValueError(f"on is {on!r}: give 'all', or a list of {', '.join(_VERBS)}")
         if not (math.isfinite(timeout_s) and timeout_s > 0) or retries < 0:
             raise ValueError(f"timeout_s is {timeout_s}, retries is {retries}: give above 0, and at least 0")
-        if mode not in {"min", "max"}:
-            raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+        check_mode(mode)
         self._sender = _sender(_address(url), retries)
         self.on = tuple(wanted)
         self.timeout_s = timeout_s

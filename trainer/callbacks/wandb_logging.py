@@ -19,6 +19,7 @@ from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
 from trainer.callbacks.history_file import epoch_record
 from trainer.callbacks.mirror import Service, best_of, epoch_place, is_outage, outcome_of, sequence, step_places
 from trainer.checkpoint.manager import find_checkpoint
+from trainer.checks import check_mode
 from trainer.events import LOG_PRIORITY
 from trainer.state import ERROR, INTERRUPTED, Mode, TrainState
 from trainer.step_log import StepRecord
@@ -124,6 +125,7 @@ class WandbLogging(Callback):
             raise ValueError(f"tags is {tags!r}: give a list, [{tags}]")  # noqa: TRY004 - as for other arguments
         if not timeout_s > 0:
             raise ValueError(f"timeout_s is {timeout_s}: give seconds above 0")
+        check_mode(mode)
         self.project = project
         self.group = group
         self.job_type = job_type

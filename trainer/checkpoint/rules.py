@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.checkpoint.retention import REMOVALS
+from trainer.checks import check_mode
 from trainer.state import TrainState
 
 
@@ -89,8 +90,7 @@ def check_choices(max_overhead: float, mode: str, remove: str, on_write_error: s
     """
     if not 0 < max_overhead <= 1:
         raise ValueError(f"max_overhead is {max_overhead!r}: give a share above 0, at most 1")
-    if mode not in {"min", "max"}:
-        raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+    check_mode(mode)
     if remove not in REMOVALS:
         raise ValueError(f"remove is {remove!r}: give one of {', '.join(REMOVALS)}")
     if on_write_error not in {"stop", "continue"}:

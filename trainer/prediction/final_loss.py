@@ -9,6 +9,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainer.checks import check_mode
 from trainer.prediction.curve_families import FAMILIES, Array, Design, design
 
 #: Most epochs that are fitted; of a longer history, evenly spread ones.
@@ -109,8 +110,7 @@ def predict_final_loss(
     Raises:
         ValueError: ``mode`` is neither.
     """
-    if mode not in {"min", "max"}:
-        raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+    check_mode(mode)
     values = np.asarray(history, dtype=np.float64)
     finite = np.flatnonzero(np.isfinite(values))
     if len(values) < min_epochs or not len(finite):

@@ -227,6 +227,7 @@ def test_without_comet_ml_it_is_said_what_to_install(monkeypatch: pytest.MonkeyP
     [
         ({"tags": "a"}, r"give a list, \[a\]"),
         ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"mode": "minimize"}, "mode is 'minimize': give 'min' or 'max'"),
         ({"cancel_every_s": 0}, "above 0"),
     ],
 )

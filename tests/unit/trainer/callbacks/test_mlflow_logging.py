@@ -279,7 +279,12 @@ def test_without_mlflow_the_error_says_what_to_install(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"), [({"tags": "a"}, "tags is 'a': give names"), ({"timeout_s": 0}, "timeout_s is 0")]
+    ("arguments", "problem"),
+    [
+        ({"tags": "a"}, "tags is 'a': give names"),
+        ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"mode": "minimize"}, "mode is 'minimize': give 'min' or 'max'"),
+    ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):

@@ -405,7 +405,12 @@ def test_a_folder_that_can_not_be_made_is_said_and_training_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"), [({"tags": "a"}, r"tags is 'a': give a list"), ({"timeout_s": 0}, "timeout_s is 0")]
+    ("arguments", "problem"),
+    [
+        ({"tags": "a"}, r"tags is 'a': give a list"),
+        ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"mode": "minimize"}, "mode is 'minimize': give 'min' or 'max'"),
+    ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
