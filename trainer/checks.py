@@ -11,3 +11,22 @@ def check_mode(mode: str) -> None:
     """
     if mode not in {"min", "max"}:
         raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+
+
+def check_count(name: str, value: object, least: int = 1, *, optional: bool = False) -> None:
+    """Refuse what is no integer of at least ``least``.
+
+    Args:
+        name: Of the argument.
+        value: What was given.
+        least: The smallest that will do.
+        optional: Whether None will do, too.
+
+    Raises:
+        ValueError: It is refused; names the argument.
+    """
+    if optional and value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        leave_out = ", or leave it out" if optional else ""
+        raise ValueError(f"{name} is {value!r}: give an integer of at least {least}{leave_out}")

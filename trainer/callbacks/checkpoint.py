@@ -15,8 +15,9 @@ from trainer.checkpoint.files import CheckpointError, CheckpointFile, Progress, 
 from trainer.checkpoint.manager import PERMANENT, CheckpointManager, is_permanent, snapshot
 from trainer.checkpoint.readable import readable
 from trainer.checkpoint.retention import Removal, best_epochs, retained
-from trainer.checkpoint.rules import SaveRules, check_choices, check_counts
+from trainer.checkpoint.rules import SaveRules, check_choices
 from trainer.checkpoint.writer import CheckpointWriter, Save, Written
+from trainer.checks import check_count
 from trainer.distributed.group import LostPartsError
 from trainer.distributed.parts import is_part
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, Mode, TrainState, recorded_instead
@@ -139,7 +140,8 @@ class Checkpoint(Callback):
             tuple(sorted(at_steps)),
         )
         self._inside = self.rules.look_inside  # looked up at each batch
-        check_counts([("keep_last", keep_last), ("keep_best", keep_best)])
+        check_count("keep_last", keep_last)
+        check_count("keep_best", keep_best)
         check_choices(max_overhead, mode, remove, on_write_error)
         self.manager = CheckpointManager(Path(folder))
         self.monitor = monitor

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.step_metrics import chosen_names
+from trainer.checks import check_count
 from trainer.step_log import StepRecord
 
 
@@ -21,7 +22,7 @@ class ConsoleLogging(Callback):
             those of single tensors, which have a ``/`` in their name.
 
     Raises:
-        ValueError: A number is below 1, or steps are to be printed and nothing records them.
+        ValueError: A number is no integer of at least 1, or steps are to be printed and nothing records them.
 
     Example::
 
@@ -39,10 +40,8 @@ class ConsoleLogging(Callback):
     def __init__(
         self, every_n_epochs: int = 10, every_n_steps: int | None = None, metrics: Sequence[str] | None = None
     ) -> None:
-        if every_n_epochs < 1:
-            raise ValueError("every_n_epochs must be at least 1")
-        if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps}: give at least 1, or leave it out")
+        check_count("every_n_epochs", every_n_epochs)
+        check_count("every_n_steps", every_n_steps, optional=True)
         self.every_n_epochs = every_n_epochs
         self.every_n_steps = every_n_steps
         self.metrics = None if metrics is None else chosen_names(metrics)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.callback import Callback, TrainerView
-from trainer.checks import check_mode
+from trainer.checks import check_count, check_mode
 from trainer.state import EARLY_STOPPED, Mode
 
 
@@ -38,8 +38,7 @@ class EarlyStopping(Callback):
     def __init__(
         self, monitor: str = "val_loss", patience: int = 20, mode: Mode = "min", min_delta: float = 1e-4
     ) -> None:
-        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
-            raise ValueError(f"patience is {patience!r}: give a whole number of at least 1")
+        check_count("patience", patience)
         if not 0 <= min_delta < 1:
             raise ValueError(f"min_delta is {min_delta!r}: give a share of the best value, at least 0 and below 1")
         check_mode(mode)

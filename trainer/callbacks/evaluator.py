@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_count
 from trainer.state import CONTINUED, DIVERGED, ERROR, PRUNED
 from trainer.step_log import StepRecord
 
@@ -73,11 +74,10 @@ class Evaluator(Callback):
         max_batches: int | None = None,
         stop_after_first: bool = False,
     ) -> None:
-        counts = {"every_n_steps": every_n_steps, "max_batches": max_batches}
-        counts |= {f"at_steps[{place}]": step for place, step in enumerate(at_steps)}
-        for name, value in counts.items():
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name} is {value!r}: give a whole number of at least 1")
+        check_count("every_n_steps", every_n_steps, optional=True)
+        check_count("max_batches", max_batches, optional=True)
+        for step in at_steps:
+            check_count("a step in at_steps", step)
         if not (every_n_steps or at_steps or every_epoch or at_start or at_end):
             raise ValueError("no time is given: give every_n_steps, at_steps, every_epoch, at_start or at_end")
         self.data = data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_count
 
 # The generations of objects that have gone through at most one collection.
 _YOUNG = 1
@@ -42,8 +43,7 @@ class GarbageCollection(Callback):
     graph_safe = True
 
     def __init__(self, every_n_steps: int = 1000) -> None:
-        if not isinstance(every_n_steps, int) or every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps!r}: give an integer of at least 1")
+        check_count("every_n_steps", every_n_steps)
         self.every_n_steps = every_n_steps
         self._was_enabled = False
         self._froze = False

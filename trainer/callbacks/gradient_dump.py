@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.tensor_statistics import at_work, pattern
+from trainer.checks import check_count
 from trainer.files import aside_of
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class GradientDump(Callback):
         names: Regular expression that must be found in the name of a parameter; None: all.
 
     Raises:
-        ValueError: A number is below 1, or ``names`` is no regular expression.
+        ValueError: A number is no integer of at least 1, or ``names`` is no regular expression.
     """
 
     priority = 12
@@ -62,16 +63,11 @@ class GradientDump(Callback):
         first_elements: int | None = None,
         names: str | None = None,
     ) -> None:
-        given = {
-            "every_n_steps": every_n_steps,
-            "first_step": first_step,
-            "last_step": last_step,
-            "max_files": max_files,
-            "first_elements": first_elements,
-        }
-        for name, value in given.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}: give at least 1")
+        check_count("every_n_steps", every_n_steps)
+        check_count("first_step", first_step)
+        check_count("last_step", last_step, optional=True)
+        check_count("max_files", max_files)
+        check_count("first_elements", first_elements, optional=True)
         self.folder = Path(folder)
         self.every_n_steps = every_n_steps
         self.first_step = first_step

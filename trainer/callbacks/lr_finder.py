@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.manager import snapshot
+from trainer.checks import check_count
 from trainer.lr_schedulers import set_rate
 from trainer.state import SCHEDULER_STEP, VALIDATION
 
@@ -75,8 +76,7 @@ class LRFinder(Callback):
     ) -> None:
         if not 0 < min_lr < max_lr < math.inf:
             raise ValueError(f"min_lr is {min_lr} and max_lr {max_lr}: give 0 < min_lr < max_lr")
-        if steps < 2:
-            raise ValueError(f"steps is {steps}: give at least 2")
+        check_count("steps", steps, 2)
         if not 0 < smoothing <= 1:
             raise ValueError(f"smoothing is {smoothing}: give the weight of the newest loss, in (0, 1]")
         if not divergence > 1:

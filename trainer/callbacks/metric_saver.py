@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.step_metrics import chosen_names
+from trainer.checks import check_count
 from trainer.events import LOG_PRIORITY
 from trainer.files import json_number, replacing
 from trainer.step_log import StepRecord
@@ -40,7 +41,7 @@ class MetricSaver(Callback):
         at_steps: Optimizer steps whose files are written too.
 
     Raises:
-        ValueError: A number is below 1.
+        ValueError: A number is no integer of at least 1.
     """
 
     priority = LOG_PRIORITY
@@ -56,10 +57,9 @@ class MetricSaver(Callback):
         every_n_steps: int | None = None,
         at_steps: Sequence[int] = (),
     ) -> None:
-        if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps}: give at least 1, or leave it out")
-        if at_steps and min(at_steps) < 1:
-            raise ValueError(f"at_steps has {min(at_steps)}: give steps of at least 1")
+        check_count("every_n_steps", every_n_steps, optional=True)
+        for step in at_steps:
+            check_count("a step in at_steps", step)
         self.folder = Path(folder)
         self.metrics = None if metrics is None else chosen_names(metrics)
         self.every_n_steps = every_n_steps

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_count
 from trainer.metrics.epoch import KEPT, EpochMetrics, stacked_weights
 from trainer.state import DIVERGED
 
@@ -46,7 +47,8 @@ class NaNDetection(Callback):
     def __init__(self, metrics: Sequence[str] = ("train_loss", "val_loss"), every_n_batches: int = 32) -> None:
         if isinstance(metrics, str):
             raise TypeError(f"metrics is {metrics!r}: give a list of names, such as [{metrics!r}]")
-        if not 1 <= every_n_batches <= KEPT:
+        check_count("every_n_batches", every_n_batches)
+        if every_n_batches > KEPT:
             raise ValueError(f"every_n_batches is {every_n_batches}: give 1 to {KEPT}")
         self.metrics = tuple(metrics)
         self.every_n_batches = every_n_batches

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_count
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ class OverfitDetection(Callback):
     writes = ("overfit_gap_ratio",)
 
     def __init__(self, warmup_epochs: int = 5, window_size: int = 5) -> None:
-        if window_size < 1 or warmup_epochs < 0:
-            raise ValueError("window_size must be at least 1 and warmup_epochs at least 0")
+        check_count("warmup_epochs", warmup_epochs, 0)
+        check_count("window_size", window_size)
         self.warmup_epochs = warmup_epochs
         self.window_size = window_size
 

@@ -10,6 +10,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, profile, schedule
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_count
 from trainer.distributed.ranks import rank
 from trainer.files import aside_of, replacing
 
@@ -78,8 +79,7 @@ class Profiler(Callback):
         numbers = {"wait": (wait, 0), "warmup": (warmup, 0), "active": (active, 1), "repeat": (repeat, 1)}
         numbers |= {"skip_first": (skip_first, 0)} | {f"rank {number!r}": (number, 0) for number in ranks or ()}
         for name, (value, least) in numbers.items():
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is {value!r}: give an integer of at least {least}")
+            check_count(name, value, least)
         self.folder = Path(folder)
         self.wait = wait
         self.warmup = warmup

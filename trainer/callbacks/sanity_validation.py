@@ -1,6 +1,7 @@
 """SanityValidation: a few batches of the validation before the first epoch, whose errors then show at once."""
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_count
 from trainer.step.parts import lazy_parameters
 
 
@@ -22,15 +23,14 @@ class SanityValidation(Callback):
         batches: Batches of each validation set.
 
     Raises:
-        ValueError: ``batches`` is no whole number of at least 1.
+        ValueError: ``batches`` is no integer of at least 1.
     """
 
     priority = 15
     transient = ("_waits",)
 
     def __init__(self, batches: int = 2) -> None:
-        if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
-            raise ValueError(f"batches is {batches!r}: give a whole number of at least 1")
+        check_count("batches", batches)
         self.batches = batches
         self._waits = False
 

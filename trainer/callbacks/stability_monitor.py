@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_count
 from trainer.step.norms import total_norm
 
 logger = logging.getLogger(__name__)
@@ -61,12 +62,10 @@ class StabilityMonitor(Callback):
     writes = ("loss_spike*", "grad_norm_spike*")
 
     def __init__(self, window: int = 128, threshold: float = 6.0, rolling_window: int = 10_000) -> None:
-        if window < 2:
-            raise ValueError(f"window is {window}: give at least 2 steps")
+        check_count("window", window, 2)
         if not threshold > 0:
             raise ValueError(f"threshold is {threshold}: give a number of standard deviations above 0")
-        if rolling_window < 1:
-            raise ValueError(f"rolling_window is {rolling_window}: give at least 1 step")
+        check_count("rolling_window", rolling_window)
         self.rolling_window = rolling_window
         self.window = window
         self.threshold = threshold

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_count
 from trainer.events import LOG_PRIORITY
 from trainer.metrics.epoch import Recorded
 from trainer.state import TrainState
@@ -73,12 +74,8 @@ class StepMetrics(Callback):
         format: Literal["csv", "json"] = "csv",  # noqa: A002 - the word for it
         earlier: Sequence[Path | str] = (),
     ) -> None:
-        for name, value in (
-            ("every_n_steps", every_n_steps),
-            ("transfer_every_n_steps", transfer_every_n_steps),
-        ):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}: give an integer of at least 1")
+        check_count("every_n_steps", every_n_steps)
+        check_count("transfer_every_n_steps", transfer_every_n_steps)
         if format not in _SUFFIXES:
             raise ValueError(f"format is {format!r}: give 'csv' or 'json'")
         self.every_n_steps = every_n_steps

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainer.callback import Callback, TrainerView
+from trainer.checks import check_count
 from trainer.metrics.epoch import Reduce
 from trainer.step.parts import bare_model
 
@@ -86,8 +87,7 @@ class TensorStatistics(Callback):
     ) -> None:
         if not (gradients or parameters or activations):
             raise ValueError("gradients, parameters and activations are all False: set one to True")
-        if every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps}: give at least 1")
+        check_count("every_n_steps", every_n_steps)
         self.gradients = gradients
         self.parameters = parameters
         self.activations = activations

@@ -14,8 +14,8 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn
 from trainer.callback import TrainerView
 from trainer.callbacks.averaged import AfterEachStep, Places, precise
 from trainer.checkpoint.manager import CheckpointWriteError, write_whole
-from trainer.checkpoint.rules import check_counts
 from trainer.checkpoint.versions import versioned
+from trainer.checks import check_count
 from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
@@ -64,8 +64,10 @@ class WeightMerging(AfterEachStep):
         every_n_steps: int | None = None,
         at_steps: Sequence[int] = (),
     ) -> None:
-        counts = [("last_steps", last_steps), *(("a step in at_steps", step) for step in at_steps)]
-        check_counts(counts + ([] if every_n_steps is None else [("every_n_steps", every_n_steps)]))
+        check_count("last_steps", last_steps)
+        check_count("every_n_steps", every_n_steps, optional=True)
+        for step in at_steps:
+            check_count("a step in at_steps", step)
         if every_n_steps is None and not at_steps:
             raise ValueError("nothing says when to merge: give every_n_steps or at_steps")
         self.folder = Path(folder)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.checkpoint.retention import REMOVALS
-from trainer.checks import check_mode
+from trainer.checks import check_count, check_mode
 from trainer.state import TrainState
 
 
@@ -35,11 +35,12 @@ class SaveRules:
     at_steps: Sequence[int]
 
     def __post_init__(self) -> None:
-        counts: list[tuple[str, int | None]] = [("every_n_epochs", self.every_n_epochs)]
+        check_count("every_n_epochs", self.every_n_epochs)
         for name in ("every_n_steps", "keep_every_n_epochs", "keep_every_n_steps"):
-            counts += [] if getattr(self, name) is None else [(name, getattr(self, name))]
-        check_counts(counts + [("a step in at_steps", step) for step in self.at_steps])
-        check_counts([("cooldown_steps", self.cooldown_steps)], least=0)
+            check_count(name, getattr(self, name), optional=True)
+        for step in self.at_steps:
+            check_count("a step in at_steps", step)
+        check_count("cooldown_steps", self.cooldown_steps, 0)
         if self.every_seconds is not None and not 0 < self.every_seconds < math.inf:
             raise ValueError(f"every_seconds is {self.every_seconds!r}: give a finite number above 0")
 
@@ -69,17 +70,6 @@ class SaveRules:
     def by_epochs(self, state: TrainState) -> bool:
         """Whether ``every_n_epochs`` asks for the end of this epoch."""
         return state.epoch % self.every_n_epochs == 0
-
-
-def check_counts(counts: Sequence[tuple[str, int | None]], *, least: int = 1) -> None:
-    """Refuse what is no integer of at least ``least``.
-
-    Raises:
-        ValueError: One is not; names it.
-    """
-    for name, value in counts:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} is {value!r}: give an integer of at least {least}")
 
 
 def check_choices(max_overhead: float, mode: str, remove: str, on_write_error: str) -> None:

@@ -117,8 +117,8 @@ class TestNaNDetection:
 
     def test_looking_reads_nothing_inside_a_step_that_is_not_due(self) -> None:
         make_trainer([NaNDetection(), *no_reads_inside_a_step()]).fit(regression())
-        with pytest.raises(ValueError, match="every_n_batches is 0: give 1 to 128"):
-            NaNDetection(every_n_batches=0)
+        with pytest.raises(ValueError, match="every_n_batches is 129: give 1 to 128"):
+            NaNDetection(every_n_batches=129)
 
 
 AVERAGING: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

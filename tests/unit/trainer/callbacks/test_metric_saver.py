@@ -83,9 +83,9 @@ def test_a_run_that_resumes_behind_its_last_step_ends_with_the_same_numbers(tmp_
 
 
 def test_nonsense_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="every_n_steps is 0: give at least 1"):
+    with pytest.raises(ValueError, match="every_n_steps is 0: give an integer of at least 1"):
         MetricSaver(tmp_path, every_n_steps=0)
-    with pytest.raises(ValueError, match="at_steps has 0: give steps of at least 1"):
+    with pytest.raises(ValueError, match="a step in at_steps is 0: give an integer of at least 1"):
         MetricSaver(tmp_path, at_steps=[3, 0])
 
 
