@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.screen import Screen
 from trainer.callbacks.step_metrics import chosen_names
 from trainer.checks import check_count
 from trainer.step_log import StepRecord
@@ -13,6 +14,8 @@ from trainer.step_log import StepRecord
 
 class ConsoleLogging(Callback):
     """Prints a line of metrics every ``every_n_epochs`` epochs, for the first and the last; by steps if asked to.
+
+    While the output takes nothing, such as on a full disk, lines are lost with one warning.
 
     Args:
         every_n_epochs: Epochs between lines.
@@ -35,7 +38,7 @@ class ConsoleLogging(Callback):
     reads = ("*",)
     reads_in = "on_log_metrics"
     rank_zero_only = True
-    transient = ("_printed", "_step")
+    transient = ("_printed", "_step", "_screen")
 
     def __init__(
         self, every_n_epochs: int = 10, every_n_steps: int | None = None, metrics: Sequence[str] | None = None
@@ -45,6 +48,7 @@ class ConsoleLogging(Callback):
         self.every_n_epochs = every_n_epochs
         self.every_n_steps = every_n_steps
         self.metrics = None if metrics is None else chosen_names(metrics)
+        self._screen = Screen("stdout")
         self._printed = 0
         self._step = 0
 
@@ -69,7 +73,7 @@ class ConsoleLogging(Callback):
         for record in records:
             if record.step // self.every_n_steps > self._step // self.every_n_steps:
                 of = f"{record.step:>{len(str(total))}}/{total}" if total else f"{record.step}"
-                print(f"step {of}  epoch {record.epoch}  {self._numbers(record.values)}", flush=True)
+                self._screen.write(f"step {of}  epoch {record.epoch}  {self._numbers(record.values)}\n")
             self._step = max(self._step, record.step)
 
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
@@ -84,12 +88,12 @@ class ConsoleLogging(Callback):
         if state.epoch not in {0, self._printed}:
             self._print(trainer, state.metrics)
         reason = f" ({state.stop_reason})" if state.stop_reason else ""
-        print(f"training ended after epoch {state.epoch} of {state.max_epochs}{reason}", flush=True)
+        self._screen.write(f"training ended after epoch {state.epoch} of {state.max_epochs}{reason}\n")
 
     def _print(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
         state = trainer.state
         of = f"{state.epoch:>{len(str(state.max_epochs))}}/{state.max_epochs}"
-        print(f"epoch {of}  {self._numbers(metrics)}", flush=True)
+        self._screen.write(f"epoch {of}  {self._numbers(metrics)}\n")
         self._printed = state.epoch
 
     def _numbers(self, metrics: Mapping[str, float]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from shutil import get_terminal_size
 from time import monotonic
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.screen import Screen
 from trainer.callbacks.step_metrics import chosen_names
 from trainer.events import LOG_PRIORITY
 from trainer.step_log import StepRecord
@@ -42,10 +42,11 @@ class ProgressBar(Callback):
     reads = ("*",)
     reads_in = "on_log_metrics"
     rank_zero_only = True
-    transient = ("_drawn", "_length", "_tenth", "_values", "_started", "_first", "_live")
+    transient = ("_drawn", "_length", "_tenth", "_values", "_started", "_first", "_live", "_screen")
 
     def __init__(self, metrics: Sequence[str] = ("train_loss", "val_loss")) -> None:
         self.metrics = chosen_names(metrics)
+        self._screen = Screen("stderr")
         self._live = False
         self._values: dict[str, float] = {}
         self._drawn = self._started = 0.0
@@ -55,7 +56,7 @@ class ProgressBar(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Look at what is written to."""
-        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = self._screen.is_terminal and os.environ.get("TERM") != "dumb"
         self._values = dict(trainer.state.metrics)
         self._begin(trainer)
 
@@ -72,7 +73,7 @@ class ProgressBar(Callback):
                 self._draw(trainer)
         elif (tenth := _tenth(trainer)) > self._tenth:
             self._tenth = tenth
-            print(self._line(trainer), file=sys.stderr, flush=True)
+            self._screen.write(f"{self._line(trainer)}\n")
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
         """Take over the latest numbers, and make room for what others print of them."""
@@ -98,14 +99,12 @@ class ProgressBar(Callback):
 
     def _draw(self, trainer: TrainerView) -> None:
         line = self._line(trainer)[: get_terminal_size().columns - 1]
-        sys.stderr.write("\r" + line.ljust(self._length))
-        sys.stderr.flush()
+        self._screen.write("\r" + line.ljust(self._length))
         self._length = len(line)
 
     def _clear(self) -> None:
         if self._length:
-            sys.stderr.write("\r" + " " * self._length + "\r")
-            sys.stderr.flush()
+            self._screen.write("\r" + " " * self._length + "\r")
             self._length = 0
 
     def _line(self, trainer: TrainerView) -> str:
