@@ -88,8 +88,12 @@ class ProgressBar(Callback):
         """Take over the latest numbers."""
         self._values = dict(metrics)
 
-    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Leave nothing behind."""
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """Make room for what others say of it."""
+        self._clear()
+
+    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Leave nothing behind, before others say how the run ended."""
         self._clear()
 
     def _begin(self, trainer: TrainerView) -> None:

@@ -1,7 +1,9 @@
 """ProgressBar: on a terminal, and where there is none."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +58,23 @@ def test_a_terminal_has_one_line_that_is_cleared_at_the_end(
         if line.startswith("here"):  # at the beginning of a line that was cleared
             assert not drawn[index - 1].strip()
     assert any("lr 0.05" in line for line in drawn[:6])  # of steps that came over inside the first epoch
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_a_run_that_ends_inside_an_epoch_leaves_no_part_of_a_line(
+    error: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(trainer: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    event = "on_exception" if error else "on_fit_end"
+    printed = At(event, lambda trainer, *error: sys.stderr.write("here\n"), priority=80)
+    ends = At("on_train_batch_end", fail, lambda trainer: trainer.state.step == 2) if error else interrupt_at(2)
+    with pytest.raises(ZeroDivisionError) if error else nullcontext():
+        make_trainer([ProgressBar(), printed, ends]).fit(regression(), regression())
+    *_, drawn, cleared, line = capsys.readouterr().err.split("\r")
+    assert (drawn[:5], cleared.strip(), line) == ("epoch", "", "here\n")
 
 
 def test_an_epoch_that_has_its_length_in_steps_shows_these(capsys: pytest.CaptureFixture[str]) -> None:
