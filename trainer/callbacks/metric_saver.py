@@ -41,7 +41,7 @@ class MetricSaver(Callback):
         at_steps: Optimizer steps whose files are written too.
 
     Raises:
-        ValueError: A number is no integer of at least 1.
+        ValueError: A number is no integer of at least 1, or a metric is called ``step`` or ``epoch``.
     """
 
     priority = LOG_PRIORITY
@@ -87,6 +87,7 @@ class MetricSaver(Callback):
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         """Without records of single steps, write the epoch's end where a step is due."""
         state = trainer.state
+        self._record(trainer, state.step, state.epoch)  # a name is refused now, not as the run ends
         if state.step_log is None and self._passes(state.step):
             self._write(f"metrics-step-{state.step:08d}.json", trainer, state.step, state.epoch)
 
@@ -113,14 +114,17 @@ class MetricSaver(Callback):
         return fixed or (every is not None and step // every > before // every)
 
     def _write(self, name: str, trainer: TrainerView, step: int, epoch: int) -> None:
-        values = {**trainer.state.metrics, **self._latest}
-        chosen = {name: json_number(value) for name, value in values.items() if self._wants(name)}
+        record = {name: json_number(value) for name, value in self._record(trainer, step, epoch).items()}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(self.folder / name) as file:
-                json.dump({"step": step, "epoch": epoch, **chosen}, file, ensure_ascii=False, allow_nan=False)
+                json.dump(record, file, ensure_ascii=False, allow_nan=False)
         except OSError as error:
             logger.warning("%s can't be written: %s", self.folder / name, error)
+
+    def _record(self, trainer: TrainerView, step: int, epoch: int) -> dict[str, float]:
+        values = {**trainer.state.metrics, **self._latest}
+        return StepRecord(step, epoch, {name: value for name, value in values.items() if self._wants(name)}).flat()
 
     def _wants(self, name: str) -> bool:
         return self.metrics is None or any(fnmatchcase(name, pattern) for pattern in self.metrics)

@@ -82,6 +82,20 @@ def test_a_run_that_resumes_behind_its_last_step_ends_with_the_same_numbers(tmp_
     assert whole == again
 
 
+@pytest.mark.parametrize("name", ["step", "epoch"])
+def test_a_metric_with_the_name_of_a_number_is_refused_at_the_first_epoch(name: str, tmp_path: Path) -> None:
+    def build(**chosen: Any) -> Any:
+        odd = At("on_epoch_end", lambda trainer: trainer.state.metrics.update({name: 0.5}))
+        return make_trainer([MetricSaver(tmp_path, **chosen), odd], max_epochs=2)
+
+    trainer = build()
+    with pytest.raises(ValueError, match=f"a metric is called '{name}'"):
+        trainer.fit(regression(), regression())
+    assert trainer.state.epoch == 1
+    build(metrics=["*_loss"]).fit(regression(), regression())
+    assert files(tmp_path)["metrics.json"].items() >= {"step": 6, "epoch": 2}.items()
+
+
 def test_nonsense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every_n_steps is 0: give an integer of at least 1"):
         MetricSaver(tmp_path, every_n_steps=0)
