@@ -198,12 +198,11 @@ class WandbLogging(Callback):
         if SERVICE.is_away:
             return None
         files, run = self._files(), None
+        _see_wandb()
         try:
             run = self._open(self.config or dict(state.config))
             if getattr(run, "offline", False):
                 self._held = {step for file in files for step in _logged_steps(file)}
-        except ImportError:
-            raise
         except NotLoggedInError:
             fix = "run `wandb login`, or set WANDB_MODE to offline or disabled"
             SERVICE.failed("this run is not shown in W&B", f"not logged in; {fix}")
@@ -306,6 +305,13 @@ def tags_of(path: str, timeout_s: float) -> Callable[[], Sequence[str]]:
         return tags
 
     return ask
+
+
+def _see_wandb() -> None:
+    try:
+        import wandb  # noqa: F401 - where it is used, it is there
+    except ImportError as error:
+        raise ImportError("WandbLogging needs the wandb package: pip install 'hpo-service[wandb]'") from error
 
 
 def _require_login() -> None:

@@ -404,6 +404,12 @@ def test_a_folder_that_can_not_be_made_is_said_and_training_goes_on(
     assert "Not a directory" in message
 
 
+def test_without_wandb_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"pip install 'hpo-service\[wandb\]'"):
+        run_scripted([WandbLogging("p", folder=tmp_path)], [1.0])
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
