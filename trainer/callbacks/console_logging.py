@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.metric_names import MetricNames
 from trainer.callbacks.screen import Screen
-from trainer.callbacks.step_metrics import chosen_names
 from trainer.checks import check_count
 from trainer.step_log import StepRecord
 
@@ -47,7 +46,7 @@ class ConsoleLogging(Callback):
         check_count("every_n_steps", every_n_steps, optional=True)
         self.every_n_epochs = every_n_epochs
         self.every_n_steps = every_n_steps
-        self.metrics = None if metrics is None else chosen_names(metrics)
+        self.metrics = None if metrics is None else MetricNames(metrics)
         self._screen = Screen("stdout")
         self._printed = 0
         self._step = 0
@@ -100,6 +99,4 @@ class ConsoleLogging(Callback):
         return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if self._wants(name))
 
     def _wants(self, name: str) -> bool:
-        if self.metrics is None:
-            return "/" not in name
-        return any(fnmatchcase(name, pattern) for pattern in self.metrics)
+        return "/" not in name if self.metrics is None else name in self.metrics

@@ -6,12 +6,11 @@ import json
 import logging
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from trainer.callback import Callback, TrainerView
-from trainer.callbacks.step_metrics import chosen_names
+from trainer.callbacks.metric_names import MetricNames
 from trainer.checks import check_count
 from trainer.events import LOG_PRIORITY
 from trainer.files import json_number, replacing
@@ -61,7 +60,7 @@ class MetricSaver(Callback):
         for step in at_steps:
             check_count("a step in at_steps", step)
         self.folder = Path(folder)
-        self.metrics = None if metrics is None else chosen_names(metrics)
+        self.metrics = MetricNames(metrics)
         self.every_n_steps = every_n_steps
         self.at_steps = tuple(sorted(at_steps))
         self._looked: int | None = None  # the step up to which files are written
@@ -124,7 +123,6 @@ class MetricSaver(Callback):
 
     def _record(self, trainer: TrainerView, step: int, epoch: int) -> dict[str, float]:
         values = {**trainer.state.metrics, **self._latest}
-        return StepRecord(step, epoch, {name: value for name, value in values.items() if self._wants(name)}).flat()
-
-    def _wants(self, name: str) -> bool:
-        return self.metrics is None or any(fnmatchcase(name, pattern) for pattern in self.metrics)
+        return StepRecord(
+            step, epoch, {name: value for name, value in values.items() if name in self.metrics}
+        ).flat()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from shutil import get_terminal_size
 from time import monotonic
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.metric_names import MetricNames
 from trainer.callbacks.screen import Screen
-from trainer.callbacks.step_metrics import chosen_names
 from trainer.events import LOG_PRIORITY
 from trainer.step_log import StepRecord
 
@@ -45,7 +44,7 @@ class ProgressBar(Callback):
     transient = ("_drawn", "_length", "_tenth", "_values", "_started", "_first", "_live", "_screen")
 
     def __init__(self, metrics: Sequence[str] = ("train_loss", "val_loss")) -> None:
-        self.metrics = chosen_names(metrics)
+        self.metrics = MetricNames(metrics)
         self._screen = Screen("stderr")
         self._live = False
         self._values: dict[str, float] = {}
@@ -122,12 +121,9 @@ class ProgressBar(Callback):
             where = f"batch {state.batch_index}"
         seconds = monotonic() - self._started
         pace = f"  {(state.batch_index - self._first) / seconds:.3g} batches/s" if seconds > 0 else ""
-        chosen = [(name, value) for name, value in self._values.items() if self._wants(name)]
+        chosen = [(name, value) for name, value in self._values.items() if name in self.metrics]
         numbers = "".join(f"  {name} {value:.4g}" for name, value in chosen)
         return f"epoch {state.epoch + 1}/{state.max_epochs}  {where}{pace}{numbers}"
-
-    def _wants(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self.metrics)
 
 
 def _progress(trainer: TrainerView) -> tuple[int, int | None]:

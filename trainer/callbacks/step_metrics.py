@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.metric_names import MetricNames
 from trainer.checks import check_count
 from trainer.events import LOG_PRIORITY
 from trainer.metrics.epoch import Recorded
@@ -80,10 +80,10 @@ class StepMetrics(Callback):
             raise ValueError(f"format is {format!r}: give 'csv' or 'json'")
         self.every_n_steps = every_n_steps
         self.transfer_every_n_steps = transfer_every_n_steps
-        self.metrics = None if metrics is None else chosen_names(metrics)
+        self.metrics = MetricNames(metrics)
         name = f"steps{_SUFFIXES[format]}"
         self.log = StepLog(Path(folder) / name, [Path(other) / name for other in earlier])
-        self._wants = cache(self._is_wanted)
+        self._wants = cache(self.metrics.__contains__)
         self._tap: list[Recorded] = []
         self._of_batches = 0
         self._lr: Tensor | float | None = None
@@ -166,9 +166,6 @@ class StepMetrics(Callback):
         self._waiting: list[_Taken] = []
         self._records: list[StepRecord] = []
         self.log.epoch_ends = {}
-
-    def _is_wanted(self, name: str) -> bool:
-        return self.metrics is None or any(fnmatchcase(name, pattern) for pattern in self.metrics)
 
     def _take(self, state: TrainState) -> int:
         """Keep the numbers of the step, if there was one since the last look; returns what that saw."""
@@ -255,16 +252,3 @@ def to_host(tensors: Sequence[Tensor]) -> Iterator[float]:
     numbers = torch.cat([part.to(device, dtype) for part in stacked]).tolist()
     places = [place for group in alike.values() for place in group]
     return iter([number for _, number in sorted(zip(places, numbers, strict=True), key=lambda item: item[0])])
-
-
-def chosen_names(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Patterns for names of metrics, as ``fnmatch`` reads them.
-
-    Raises:
-        ValueError: It is one text in place of a list, or empty.
-    """
-    if isinstance(patterns, str):
-        raise ValueError(f"metrics is {patterns!r}: give a list, [{patterns}]")  # noqa: TRY004 - as for others
-    if not (names := tuple(patterns)):
-        raise ValueError("metrics is an empty list: give patterns such as train_*, or leave it out for all")
-    return names
