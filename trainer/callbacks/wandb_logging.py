@@ -18,7 +18,7 @@ from trainer.callback import Callback, TrainerView
 from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
 from trainer.callbacks.history_file import epoch_record
 from trainer.callbacks.mirror import Service, best_of, epoch_place, is_outage, outcome_of, sequence, step_places
-from trainer.checkpoint.manager import find_checkpoint
+from trainer.checkpoint.manager import verified_checkpoint
 from trainer.checks import check_mode
 from trainer.events import LOG_PRIORITY
 from trainer.state import ERROR, INTERRUPTED, Mode, TrainState
@@ -266,12 +266,12 @@ class WandbLogging(Callback):
         import wandb
 
         best = best_of(state, self.monitor, self.mode)
-        found = find_checkpoint(self.checkpoints, best["best_epoch"]) if best else None
+        found = verified_checkpoint(self.checkpoints, best["best_epoch"]) if best else None
         if found is None:
             logger.warning("W&B gets no model: there is no checkpoint of the best epoch")
             return
         artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=best)
-        artifact.add_file(str(found[0].path))
+        artifact.add_file(str(found.path))
         run.log_artifact(artifact)
 
     def _mirror(self, action: Callable[[wandb.Run], Any]) -> None:

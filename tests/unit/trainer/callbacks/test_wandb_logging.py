@@ -42,6 +42,7 @@ from trainer.callbacks import (
     WandbLogging,
     wandb_logging,
 )
+from trainer.checkpoint import manager
 
 pytestmark = pytest.mark.full
 
@@ -247,7 +248,10 @@ def test_a_run_without_earlier_files_reads_none(tmp_path: Path, monkeypatch: pyt
     assert steps_by_file(tmp_path) == [[1], [1]]
 
 
-def test_the_best_checkpoint_is_an_artifact_if_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_an_artifact_if_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "load_checkpoint", None)  # a file is sent, nothing has to be in memory
     for log_model in (False, True):
         folder = tmp_path / str(log_model)
         callbacks = [
