@@ -6,16 +6,14 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trainer.callback import Callback, TrainerView
-from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
+from trainer.callback import TrainerView
+from trainer.callbacks.cancel_tags import CANCEL_TAGS
 from trainer.callbacks.history_file import Record, epoch_record
-from trainer.callbacks.mirror import Service, best_of, flat, is_outage, outcome_of, step_record
-from trainer.checks import check_mode
-from trainer.events import LOG_PRIORITY
+from trainer.callbacks.mirror import Mirror, Service, best_of, flat, is_outage, step_record
 from trainer.state import ERROR, Mode, TrainState
 from trainer.step_log import StepRecord
 
@@ -40,7 +38,7 @@ _NOTHING_BY_ITSELF: Final = {
 }
 
 
-class CometLogging(Callback):
+class CometLogging(Mirror):
     """Mirrors every epoch's metrics to Comet, and those of steps where steps are recorded.
 
     Comet mirrors what this run keeps itself: without an API key, while Comet is away, or when it fails in the
@@ -82,11 +80,7 @@ class CometLogging(Callback):
         callbacks: {comet: {workspace: team, tags: [baseline]}}  # in a study file
     """
 
-    priority = LOG_PRIORITY
-    reads = ("*",)
-    reads_in = "on_log_metrics"
-    rank_zero_only = True
-    transient = ("_experiment", "_held", "_error")
+    service = SERVICE
 
     def __init__(
         self,
@@ -108,7 +102,7 @@ class CometLogging(Callback):
             raise ValueError(f"tags is {tags!r}: give a list, [{tags}]")  # noqa: TRY004 - as for other arguments
         if timeout_s < 1:
             raise ValueError(f"timeout_s is {timeout_s}: give at least 1 second")
-        check_mode(mode)
+        super().__init__(monitor, mode, cancel_tags, cancel_every_s)
         self.project = project
         self.run_name = name
         # Comet takes 32 to 50 letters and digits.
@@ -117,17 +111,12 @@ class CometLogging(Callback):
         self.tags = tuple(tags)
         self.workspace = workspace
         self.folder = Path(folder)
-        self.monitor = monitor
-        self.mode: Mode = mode
         self.timeout_s = int(timeout_s)
-        self._cancel = CancelTags(cancel_tags, cancel_every_s)
-        self._experiment: Any = None
         self._held: dict[str, set[int]] = {}
-        self._error: BaseException | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Open the experiment, and send what it lacks of the history."""
-        self._experiment, self._held, self._error = None, {}, None
+        self._remote, self._held, self._error = None, {}, None
         if SERVICE.is_away:
             return
         comet_ml = _import_comet(self.timeout_s)
@@ -148,28 +137,19 @@ class CometLogging(Callback):
         for record in records:
             self._log("step", step_record(record))
 
-    def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """End the run if it was tagged so."""
-        self._cancel.obey(trainer)
-
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
         """Log the epoch; its step is the number of finished epochs."""
         self._log("epoch", epoch_record(trainer.state.epoch, metrics))
 
-    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """Note what training died of."""
-        self._error = error
-
     def teardown(self, trainer: TrainerView) -> None:
         """Say how the run ended, and close the experiment."""
-        self._cancel.close()
         state = trainer.state
-        ends = {"outcome": outcome_of(trainer, self._error), "stop_reason": state.stop_reason}
+        ends = {"outcome": self._outcome(trainer), "stop_reason": state.stop_reason}
         self._mirror(lambda one: one.log_others({**ends, **best_of(state, self.monitor, self.mode)}))
         if state.stop_reason == ERROR:
             self._mirror(lambda one: one.add_tag(FAILED_TAG))
         self._mirror(lambda one: one.end())
-        self._experiment, self._error = None, None
+        self._remote = None
 
     def _open(self, comet_ml: Any, state: TrainState) -> None:
         online = comet_ml.get_config().get_bool(None, "comet.start.online", default=True)
@@ -195,21 +175,12 @@ class CometLogging(Callback):
             with contextlib.suppress(Exception):  # its threads would stay
                 made.end()
             raise
-        self._experiment = made
+        self._remote = made
 
     def _log(self, axis: str, record: Record) -> None:
         at = int(record[axis])
         if at not in self._held.get(axis, ()):
             self._mirror(lambda one: one.log_metrics(record, step=at))
-
-    def _mirror(self, action: Callable[[Any], Any]) -> None:
-        if self._experiment is None:
-            return
-        try:
-            action(self._experiment)
-        except Exception as error:  # noqa: BLE001 - training continues when Comet fails
-            SERVICE.failed("Comet failed and gets nothing more of this run", error)
-            self._experiment = None
 
 
 def _import_comet(timeout_s: int) -> Any:

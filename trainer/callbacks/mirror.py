@@ -6,13 +6,16 @@ import logging
 import mmap
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import torch
 
-from trainer.callback import TrainerView
+from trainer.callback import Callback, TrainerView
+from trainer.callbacks.cancel_tags import CancelTags
 from trainer.callbacks.history_file import Record, epoch_record
+from trainer.checks import check_mode
+from trainer.events import LOG_PRIORITY
 from trainer.state import CONTINUED, DIVERGED, ERROR, INTERRUPTED, PRUNED, Mode, TrainState, best_epoch
 from trainer.step_log import StepRecord
 
@@ -73,6 +76,60 @@ class Service:
         """Know nothing of it, as a new process would."""
         self._said.clear()
         self._ask_again[0] = 0.0
+
+
+class Mirror(Callback):
+    """Base of the callbacks that copy a run to a service, without which training continues.
+
+    Args:
+        monitor: The metric that says which epoch is best.
+        mode: ``"min"`` or ``"max"``.
+        cancel_tags: Tags that end the run.
+        cancel_every_s: Seconds between two questions for them.
+    """
+
+    service: ClassVar[Service]
+    priority = LOG_PRIORITY
+    reads = ("*",)
+    reads_in = "on_log_metrics"
+    rank_zero_only = True
+    transient: ClassVar[tuple[str, ...]] = ("_remote", "_held", "_error")
+
+    def __init__(self, monitor: str, mode: Mode, cancel_tags: Sequence[str], cancel_every_s: float) -> None:
+        check_mode(mode)
+        self.monitor = monitor
+        self.mode: Mode = mode
+        self._cancel = CancelTags(cancel_tags, cancel_every_s)
+        self._remote: Any = None  # what takes the run's numbers; None: there is none, or it has failed
+        self._error: BaseException | None = None
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """End the run if it was tagged so."""
+        self._cancel.obey(trainer)
+
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """Note what training died of."""
+        self._error = error
+
+    def _outcome(self, trainer: TrainerView) -> str:
+        """How the run ended; what was noted of it is let go."""
+        self._cancel.close()
+        error, self._error = self._error, None
+        return outcome_of(trainer, error)
+
+    def _mirror(self, action: Callable[[Any], Any]) -> None:
+        """Do it with the service; the first failure is the end of that for this run."""
+        if self._remote is None:
+            return
+        try:
+            action(self._remote)
+        except Exception as error:  # noqa: BLE001 - training continues when the service fails
+            self.service.failed(f"{self.service.name} failed and gets nothing more of this run", error)
+            self._remote = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what would fail the next run, too."""
 
 
 def is_outage(error: BaseException | None) -> bool:

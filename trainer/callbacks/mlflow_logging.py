@@ -8,16 +8,14 @@ import re
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from trainer.callback import Callback, TrainerView
-from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
+from trainer.callback import TrainerView
+from trainer.callbacks.cancel_tags import CANCEL_TAGS
 from trainer.callbacks.history_file import Record, epoch_record
-from trainer.callbacks.mirror import COMPLETE, Service, best_of, flat, is_outage, outcome_of, step_record
-from trainer.checks import check_mode
-from trainer.events import LOG_PRIORITY
+from trainer.callbacks.mirror import COMPLETE, Mirror, Service, best_of, flat, is_outage, step_record
 from trainer.state import INTERRUPTED, PRUNED, Mode
 from trainer.step_log import StepRecord
 
@@ -43,7 +41,7 @@ _SQLITE: Final = "sqlite:///"
 _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. :/]")
 
 
-class MLflowLogging(Callback):
+class MLflowLogging(Mirror):
     """Mirrors every epoch's metrics to MLflow, with the run's parameters; the step is the number of the epoch.
 
     With `StepMetrics` each step is shown too, over its own number, under names that begin with ``step/``.
@@ -84,11 +82,8 @@ class MLflowLogging(Callback):
         callbacks: {mlflow: {tracking_uri: "http://tracking:5000"}}  # in a study file
     """
 
-    priority = LOG_PRIORITY
-    reads = ("*",)
-    reads_in = "on_log_metrics"
-    rank_zero_only = True
-    transient = ("_client", "_run", "_held", "_waiting", "_sent", "_error")
+    service = SERVICE
+    transient = (*Mirror.transient, "_run", "_waiting", "_sent")
 
     def __init__(
         self,
@@ -108,7 +103,7 @@ class MLflowLogging(Callback):
     ) -> None:
         if timeout_s < 1:
             raise ValueError(f"timeout_s is {timeout_s}: give at least 1 second")
-        check_mode(mode)
+        super().__init__(monitor, mode, cancel_tags, cancel_every_s)
         if tags is not None and not isinstance(tags, Mapping):
             raise ValueError(f"tags is {tags!r}: give names and values, {{stage: test}}")
         self.experiment = experiment
@@ -118,20 +113,15 @@ class MLflowLogging(Callback):
         self.tags = {_name(key): str(value) for key, value in (tags or {}).items()}
         self.tracking_uri = tracking_uri
         self.folder = Path(folder)
-        self.monitor = monitor
-        self.mode: Mode = mode
         self.timeout_s = int(timeout_s)
-        self._cancel = CancelTags(cancel_tags, cancel_every_s)
-        self._client: MlflowClient | None = None
         self._run = ""
         self._held: dict[str, set[int]] = {}
         self._waiting: list[Metric] = []
         self._sent = 0.0
-        self._error: BaseException | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Open the run, and send what it lacks of the history."""
-        self._client, self._error, self._waiting, self._held = None, None, [], {}
+        self._remote, self._error, self._waiting, self._held = None, None, [], {}
         if SERVICE.is_away:
             return
         client_type = _import_client(self.timeout_s)
@@ -161,30 +151,21 @@ class MLflowLogging(Callback):
             self._add("step", step_record(record))
         self._send_in_time()
 
-    def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """End the run if it was tagged so."""
-        self._cancel.obey(trainer)
-
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
         """Take the epoch, and send what waits if it has waited long enough."""
         self._add("epoch", epoch_record(trainer.state.epoch, metrics))
         self._send_in_time()
 
-    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """Note what training died of."""
-        self._error = error
-
     def teardown(self, trainer: TrainerView) -> None:
         """Send the rest, and close the run."""
-        self._cancel.close()
-        outcome, self._error = outcome_of(trainer, self._error), None
-        if self._client is None:
+        outcome = self._outcome(trainer)
+        if self._remote is None:
             return
         ends = {"outcome": outcome, **best_of(trainer.state, self.monitor, self.mode)}
         self._send()
         self._mirror(lambda client: client.log_batch(self._run, tags=_tags(ends)))
         self._mirror(lambda client: client.set_terminated(self._run, _STATUS.get(outcome, _FAILED)))
-        self._client = None
+        self._remote = None
 
     def _uri(self) -> str:
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
@@ -215,7 +196,7 @@ class MLflowLogging(Callback):
             with contextlib.suppress(Exception):  # it would be shown as running
                 client.set_terminated(self._run, _FAILED)
             raise
-        self._client = client
+        self._remote = client
 
     def _experiment_id(self, client: MlflowClient) -> str:
         from mlflow.exceptions import MlflowException
@@ -242,7 +223,7 @@ class MLflowLogging(Callback):
     def _add(self, axis: str, record: Record) -> None:
         """Add an epoch's or a step's record to what waits, unless MLflow holds it."""
         number = int(record.pop(axis))
-        if self._client is None or number in self._held.get(axis, ()):
+        if self._remote is None or number in self._held.get(axis, ()):
             return
         from mlflow.entities import Metric
 
@@ -259,15 +240,6 @@ class MLflowLogging(Callback):
             self._mirror(lambda client, metrics=metrics: client.log_batch(self._run, metrics=metrics))  # type: ignore[misc]
         self._waiting = []
         self._sent = time.monotonic()
-
-    def _mirror(self, action: Callable[[MlflowClient], Any]) -> None:
-        if self._client is None:
-            return
-        try:
-            action(self._client)
-        except Exception as error:  # noqa: BLE001 - training continues when the server fails
-            SERVICE.failed("MLflow failed and gets nothing more of this run", error)
-            self._client = None
 
 
 def _import_client(timeout_s: int) -> type[MlflowClient]:

@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trainer.callback import Callback, TrainerView
-from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
+from trainer.callback import TrainerView
+from trainer.callbacks.cancel_tags import CANCEL_TAGS
 from trainer.callbacks.history_file import epoch_record
-from trainer.callbacks.mirror import Service, best_of, epoch_place, is_outage, outcome_of, sequence, step_places
+from trainer.callbacks.mirror import Mirror, Service, best_of, epoch_place, is_outage, sequence, step_places
 from trainer.checkpoint.manager import verified_checkpoint
-from trainer.checks import check_mode
-from trainer.events import LOG_PRIORITY
 from trainer.state import ERROR, INTERRUPTED, Mode, TrainState
 from trainer.step_log import StepRecord
 
@@ -40,7 +38,7 @@ class NotLoggedInError(Exception):
     """There is no login to W&B on this machine."""
 
 
-class WandbLogging(Callback):
+class WandbLogging(Mirror):
     """Mirrors every epoch's metrics to Weights & Biases, one record an epoch, and with `StepMetrics` every step's.
 
     W&B's own step is the number of the epoch; with `StepMetrics` it counts the steps and epochs before the record,
@@ -93,11 +91,8 @@ class WandbLogging(Callback):
         callbacks: {wandb: {project: digits, tags: [baseline], log_model: true}}  # in a study file
     """
 
-    priority = LOG_PRIORITY
-    reads = ("*",)
-    reads_in = "on_log_metrics"
-    rank_zero_only = True
-    transient = ("_run", "_held", "_axes", "_error")
+    service = SERVICE
+    transient = (*Mirror.transient, "_axes")
 
     def __init__(
         self,
@@ -125,7 +120,7 @@ class WandbLogging(Callback):
             raise ValueError(f"tags is {tags!r}: give a list, [{tags}]")  # noqa: TRY004 - as for other arguments
         if not timeout_s > 0:
             raise ValueError(f"timeout_s is {timeout_s}: give seconds above 0")
-        check_mode(mode)
+        super().__init__(monitor, mode, cancel_tags, cancel_every_s)
         self.project = project
         self.group = group
         self.job_type = job_type
@@ -137,27 +132,22 @@ class WandbLogging(Callback):
         self.earlier = tuple(map(Path, earlier))
         self.entity = entity
         self.tags = tuple(tags)
-        self.monitor = monitor
-        self.mode: Mode = mode
         self.log_model = log_model
         self.checkpoints = tuple(map(Path, checkpoints))
         self.timeout_s = timeout_s
-        self._cancel = CancelTags(cancel_tags, cancel_every_s)
-        self._run: wandb.Run | None = None
         self._held: set[int] = set()
         self._axes: set[str] | None = None
-        self._error: BaseException | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Open the run, and send what it lacks of the history."""
         self._error = None
         self._held = set()
-        self._run = self._opened(trainer.state)
-        if self._run is None:
+        self._remote = self._opened(trainer.state)
+        if self._remote is None:
             return
-        if self._run.url:
-            self._cancel.watch(tags_of(self._run.path, self.timeout_s))
-        first = self._run.starting_step  # of a resumed run the step after its last one, else 0
+        if self._remote.url:
+            self._cancel.watch(tags_of(self._remote.path, self.timeout_s))
+        first = self._remote.starting_step  # of a resumed run the step after its last one, else 0
         self._axes = set() if trainer.state.step_log is not None else None
         for place, record in sequence(trainer.state):
             if place >= first:
@@ -168,30 +158,21 @@ class WandbLogging(Callback):
         for place, record in step_places(records):
             self._log(place, record)
 
-    def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """End the run if it was tagged so."""
-        self._cancel.obey(trainer)
-
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
         """Log the epoch as one record."""
         epoch = trainer.state.epoch
         self._log(epoch_place(trainer.state, epoch), epoch_record(epoch, metrics))
 
-    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """Note what training died of."""
-        self._error = error
-
     def teardown(self, trainer: TrainerView) -> None:
         """Send the summary, and the model if it is wanted, and close the run."""
-        self._cancel.close()
-        state, outcome = trainer.state, outcome_of(trainer, self._error)
+        state, outcome = trainer.state, self._outcome(trainer)
         summary = {"outcome": outcome, "stop_reason": state.stop_reason, **best_of(state, self.monitor, self.mode)}
         self._mirror(lambda run: run.summary.update(summary))
         if self.log_model and outcome != INTERRUPTED:
             self._mirror(lambda run: self._send_model(run, state))
         exit_code = 1 if state.stop_reason == ERROR else 0
         self._mirror(lambda run: run.finish(exit_code=exit_code))
-        self._run, self._error = None, None
+        self._remote = None
 
     def _opened(self, state: TrainState) -> wandb.Run | None:
         """The run; None where there can be none, which is said."""
@@ -274,15 +255,8 @@ class WandbLogging(Callback):
         artifact.add_file(str(found.path))
         run.log_artifact(artifact)
 
-    def _mirror(self, action: Callable[[wandb.Run], Any]) -> None:
-        if self._run is None:
-            return
-        try:
-            action(self._run)
-        except Exception as error:  # noqa: BLE001 - training continues when its service process dies
-            SERVICE.failed("W&B failed and gets nothing more of this run", error)
-            self._run = None
-            _drop_service()
+    def _let_go(self) -> None:
+        _drop_service()
 
 
 def tags_of(path: str, timeout_s: float) -> Callable[[], Sequence[str]]:
