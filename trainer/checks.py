@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 
 def check_mode(mode: str) -> None:
     """Refuse what says neither that smaller nor that larger is better.
@@ -27,6 +29,6 @@ def check_count(name: str, value: object, least: int = 1, *, optional: bool = Fa
     """
     if optional and value is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:  # NumPy's integers count
         leave_out = ", or leave it out" if optional else ""
         raise ValueError(f"{name} is {value!r}: give an integer of at least {least}{leave_out}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trainer.callbacks import (
@@ -57,6 +58,7 @@ def test_a_count_is_an_integer(build: Callable[..., Any], name: str, least: int)
         with pytest.raises(ValueError, match=f"^{name} is {value!r}: give an integer of at least {least}"):
             build(**{name: value})
     build(**{name: least + 2})
+    build(**{name: np.int64(least + 2)})
 
 
 def test_steps_to_act_at_are_integers() -> None:
