@@ -168,11 +168,12 @@ def _refuse_unwritable(spec: StudySpec) -> None:
 def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
     _checked(spec, choice)
     _refuse_unwritable(spec)
+    from hpo.final.lock import alone_in
     from hpo.trial.builder import Builder
 
     starts = _starts(spec, choice)
     builder = Builder(spec)
-    with contextlib.closing(_peers(builder)) as peers:
+    with alone_in(spec.output_dir / "final"), contextlib.closing(_peers(builder)) as peers:
         return _train_on(peers, starts, choice)
 
 
