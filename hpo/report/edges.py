@@ -122,7 +122,15 @@ def _part(distribution: BaseDistribution, value: Any) -> tuple[float, float]:
 
 def _tail(successes: int, trials: int, share: float) -> float:
     """The probability of at least so many successes (of a binomial distribution)."""
-    return sum(
-        math.comb(trials, count) * share**count * (1 - share) ** (trials - count)
+    inside, outside = math.log(share), math.log1p(-share)
+    every = math.lgamma(trials + 1)  # in logarithms: the ways to choose from a thousand trials are no float
+    return math.fsum(
+        math.exp(
+            every
+            - math.lgamma(count + 1)
+            - math.lgamma(trials - count + 1)
+            + count * inside
+            + (trials - count) * outside
+        )
         for count in range(successes, trials + 1)
     )

@@ -86,6 +86,14 @@ def test_an_edge_is_rarely_one_of_random_values(distribution: BaseDistribution) 
         assert found.count(end) < 0.065 * 1500  # 5 %, and some for chance
 
 
+def test_a_front_of_thousands_of_trials_has_edges() -> None:
+    """The number of ways to choose from so many is beyond what a float holds."""
+    values = [(0.99 if number % 3 else 0.5) for number in range(3000)]
+    assert [edge.end for edge in edges(searched(FloatDistribution(0, 1), values))] == ["upper"]
+    few = [0.99 if number < 150 else 0.5 for number in range(3000)]  # as many as chance puts there
+    assert edges(searched(FloatDistribution(0, 1), few)) == []
+
+
 def test_forks_of_one_trial_are_no_trials_that_were_drawn_there() -> None:
     trials = searched(LR, [0.1, 0.1, 0.1, 0.1, 0.01, 0.1, 0.1])
     for fork, parent in ((1, 0), (2, 1), (3, 0)):
