@@ -41,6 +41,7 @@ from hpo.search.predicted_loss.audit import Condemned
 from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
 from hpo.study.outcome import UNFINISHED, outcome_of
 from hpo.study.ranking import is_feasible, is_outside
+from hpo.study.thinning import evenly
 from hpo.study.widened import said
 from hpo.wording import condemned, count_of, duration, listed, percent, shown, study_progress
 
@@ -112,15 +113,17 @@ def history_section(report: StudyReport) -> Section:
 
 
 def _leaders(report: StudyReport) -> Markup:
-    """The best trials in a table."""
-    if not report.leaders:
+    """The best trials in a table; of a large front some."""
+    kept = evenly(report.leaders[::-1], MOST_TRIALS)[::-1]  # so that the first, the best, is always there
+    if not kept:
         return Markup()
-    names = list(dict.fromkeys(name for trial in report.leaders for name in trial.params))
-    rows = [
-        [trial.number, *trial.values, *(trial.params.get(name, "") for name in names)] for trial in report.leaders
-    ]
+    names = list(dict.fromkeys(name for trial in kept for name in trial.params))
+    rows = [[trial.number, *trial.values, *(trial.params.get(name, "") for name in names)] for trial in kept]
     title = "The Pareto front" if report.several else "The best trials"
-    return part(title, grid(title, ["trial", *report.goals, *names], rows))
+    made = grid(title, ["trial", *report.goals, *names], rows)
+    if len(kept) < len(report.leaders):
+        made += note(f"Of {len(report.leaders)} trials on the front {len(kept)} are listed, an even sample.")
+    return part(title, made)
 
 
 def curves_section(report: StudyReport) -> Section:

@@ -7,12 +7,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from optuna.trial import create_trial
 
 from hpo.config.spec import load_spec
 from hpo.report.data import study_report
 from hpo.report.page import page
+from hpo.report.sections import history_section
 from hpo.study.open_study import load_study
 from tests.support.big_study import make_big_study
+from tests.support.reports import report_of
 from tests.unit.report.test_report import Page
 
 pytestmark = pytest.mark.full
@@ -60,3 +63,15 @@ def test_a_small_study_is_shown_whole(tmp_path: Path) -> None:
     assert report.sample == report.trials
     assert report.complete_sample == report.complete
     assert "even sample" not in page(report)
+
+
+def test_of_a_large_pareto_front_some_trials_are_listed() -> None:
+    trials = [create_trial(values=[float(number), float(-number)]) for number in range(TRIALS)]
+    for number, trial in enumerate(trials):
+        trial.number = number
+    report = report_of(trials, goals={"a": "minimize", "b": "minimize"})
+    assert len(report.best) == TRIALS
+    content = str(history_section(report).content)
+    listed = re.findall(r'<tr><td class="number">(\d+)</td>', content)
+    assert (len(listed), listed[0]) == (MOST, "0")
+    assert f"Of {TRIALS} trials on the front {MOST} are listed, an even sample." in content
