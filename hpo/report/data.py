@@ -19,7 +19,7 @@ from hpo.report.grants import Kind, kinds
 from hpo.report.importances import Importances, importances
 from hpo.report.looks import thinned
 from hpo.report.origin import origin
-from hpo.report.snapshot import drawn_text, snapshot
+from hpo.report.snapshot import drawn_text, is_too_large, snapshot
 from hpo.report.timeline import Timeline, Work
 from hpo.storage import ledger
 from hpo.storage.attributes import WIDENED_ATTR
@@ -171,6 +171,13 @@ class StudyReport:
     def drawn_curves(self) -> list[FrozenTrial]:
         """Those whose curves are drawn, in the order of their numbers."""
         return thinned(self.curves, MOST_CURVES)
+
+    @property
+    def too_large(self) -> bool:
+        """Whether the figures have a value that can't be drawn where it is."""
+        curves = (trial.intermediate_values.values() for trial in self.drawn_curves)
+        values = (trial.values for trial in self.complete)
+        return any(is_too_large(value) for each in (*curves, *values) for value in each)
 
     @cached_property
     def params(self) -> list[str]:

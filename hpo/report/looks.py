@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from optuna.trial import FrozenTrial
 from plotly.colors import hex_to_rgb
 
-from hpo.report.snapshot import drawn_text
+from hpo.report.snapshot import drawn_text, drawn_value
 from hpo.study.thinning import evenly
 from hpo.wording import parameter
 
@@ -117,4 +117,4 @@ def sampled(kept: Sequence[object], of: Sequence[object], things: str = "trials"
 
 def rounded(value: Any) -> float | None:
     """A number with six digits, which is more than a figure shows; None for one that is not finite."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return float(f"{drawn_value(value):.6g}") if math.isfinite(value) else None

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import optuna
 import plotly.graph_objects as go
 from optuna.distributions import CategoricalDistribution
@@ -218,7 +219,7 @@ def contour(study: optuna.Study, goals: Mapping[str, Direction], metric: str, pa
         reversescale=goals[metric] == "minimize",
         colorbar={"thickness": 10, "title": {"side": "right"}},
         line={"width": 0.5},
-        z=drawn.data[0].z.astype("float32"),  # half the bytes, and no less to see
+        z=_halved(drawn.data[0].z),
     )
     for trace in drawn.data[1:]:
         beyond = trace.name == "Infeasible Trial"
@@ -226,6 +227,13 @@ def contour(study: optuna.Study, goals: Mapping[str, Direction], metric: str, pa
         trace.marker.update(color=GREY if beyond else "white", size=7, line={"width": 1, "color": "black"})
     across, up = (html.unescape(axis.title.text) for axis in (drawn.layout.xaxis, drawn.layout.yaxis))
     return laid_out(drawn, across, up)
+
+
+def _halved(values: np.ndarray) -> np.ndarray:
+    """The values in half the bytes, and no less to see; as they are where one is too large for that."""
+    with np.errstate(over="ignore"):
+        found = values.astype("float32")
+    return found if np.array_equal(np.isinf(found), np.isinf(values)) else values
 
 
 def pareto_pairs(goals: Mapping[str, Direction]) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ from hpo.report.markup import (
     unfolding,
     worth_a_look,
 )
+from hpo.report.snapshot import LARGEST_DRAWN
 from hpo.search.auto_sampler import ChosenSampler
 from hpo.search.predicted_loss.audit import Condemned
 from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
@@ -66,6 +67,8 @@ def overview(report: StudyReport) -> Markup:
         *_best_rows(report),
     ]
     made = f"As of {report.made:%Y-%m-%d %H:%M} UTC"
+    if report.too_large:
+        made += f". Values beyond ±{LARGEST_DRAWN:g} are drawn at ±{LARGEST_DRAWN:g}."
     return table(rows) + _worth_a_look(report) + note(made)
 
 

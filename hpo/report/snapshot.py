@@ -7,8 +7,9 @@ are escaped before Optuna sees them.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -19,6 +20,18 @@ from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import study_directions
 
 Text = Callable[[str], str]
+#: Values beyond it, of either sign, are drawn at it: differences of larger ones are beyond what a float holds.
+LARGEST_DRAWN: Final = 1e300
+
+
+def is_too_large(value: float) -> bool:
+    """Whether a value is finite and beyond `LARGEST_DRAWN`."""
+    return LARGEST_DRAWN < abs(value) < math.inf
+
+
+def drawn_value(value: float) -> float:
+    """A value as figures have it."""
+    return math.copysign(LARGEST_DRAWN, value) if is_too_large(value) else value
 
 
 def drawn_text(text: str) -> str:
@@ -56,7 +69,7 @@ def _curve(trial: FrozenTrial) -> FrozenTrial:
     return create_trial(
         state=TrialState.PRUNED,
         system_attrs=trial.system_attrs,  # the bounds
-        intermediate_values=trial.intermediate_values,
+        intermediate_values={step: drawn_value(value) for step, value in trial.intermediate_values.items()},
     )
 
 
@@ -67,7 +80,7 @@ def _copied(trial: FrozenTrial, text: Text) -> FrozenTrial:
         trial_id=trial.number,
         state=TrialState.FAIL if diverged else trial.state,
         value=None,
-        values=None if diverged else trial.values,
+        values=None if diverged or trial.values is None else [drawn_value(value) for value in trial.values],
         datetime_start=trial.datetime_start,
         datetime_complete=trial.datetime_complete,
         params={text(name): _value(value, text) for name, value in trial.params.items()},

@@ -319,6 +319,34 @@ def test_a_large_study_is_thinned(small_plotly: None) -> None:
     assert "Of 400 trials 150 are used" in shown.text
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [sys.float_info.max if number % 5 == 0 else 0.1 + number for number in range(30)],
+        [(-1) ** number * 1e308 * (1 - number / 100) for number in range(30)],
+        [sys.float_info.max] * 3,
+        [1e39 if number % 5 == 0 else float(number) for number in range(30)],
+    ],
+    ids=["penalties", "of both signs", "alone", "no float32"],
+)
+@pytest.mark.filterwarnings("error")
+def test_values_near_the_end_of_what_a_float_holds_are_drawn(
+    values: list[float], tmp_path: Path, small_plotly: None, small_pictures: None
+) -> None:
+    space = {"a": FloatDistribution(0, 1), "b": FloatDistribution(0, 1)}
+    trials = [
+        trial_of(number, {"a": number / 30, "b": number * 7 % 30 / 30}, space, value, curve={1: value, 2: value})
+        for number, value in enumerate(values)
+    ]
+    report = report_of(trials)
+    drawn = Page(page(report))
+    points = next(trace for trace in drawn.figures["history-0"]["data"] if trace["name"] == "trial")
+    assert points["y"] == [max(-1e300, min(value, 1e300)) for value in values]
+    said = "Values beyond ±1e+300 are drawn at ±1e+300." in drawn.text
+    assert said == any(abs(value) > 1e300 for value in values)
+    assert {path.stem for path in write_pictures(report, tmp_path)} >= {"curves", "history", "parallel", "slices"}
+
+
 def drawn_as_it_runs(number: int) -> FrozenTrial:
     """A trial of an objective that draws a width for each layer, from a range that the depth decides."""
     layers = 1 + number % 3
