@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pprint
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -115,10 +116,19 @@ def code_to_load(config: Mapping[str, Any], path: Path) -> str:
     imported, loaded = _LOADERS[path.suffix]
     return _WEIGHTS.format(
         imported=imported,
-        config=pprint.pformat(dict(config), sort_dicts=False, width=100),
+        config=_Literal(sort_dicts=False, width=100).pformat(dict(config)),
         code=code_folder(path).name,
         loaded=loaded.format(file=path.name),
     )
+
+
+class _Literal(pprint.PrettyPrinter):
+    """Writes data as Python reads it back: `inf` and `nan` are names there."""
+
+    def format(self, value: object, context: dict[int, int], maxlevels: int, level: int) -> tuple[str, bool, bool]:
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")', True, False
+        return super().format(value, context, maxlevels, level)
 
 
 def _shareable(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hpo.final.export_model import export_model
+from hpo.final.model_card import code_to_load
 from hpo.final.models import best_weights, load_model
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
@@ -52,6 +55,14 @@ def test_its_code_loads_the_model(
         assert torch.allclose(names["model"](inputs), load_model(view.spec)(inputs))
     if suffix != ".pt2":
         assert not names["model"].training
+
+
+def test_its_code_has_numbers_that_are_not_finite() -> None:
+    config = {"_target_": "m.Net", "clip": math.inf, "deep": [{"low": -math.inf, "n" * 90: [math.nan, 1.5]}]}
+    code = code_to_load(config, Path("model.pt"))
+    names: dict[str, Any] = {}
+    exec(code.partition("config = ")[2].partition("\nmodel = ")[0].join(("found = (", ")")), names)
+    assert repr(names["found"]) == repr(config)
 
 
 PRINTED = "import torch; print(repr(model(torch.ones(1, 4)).item()))"
