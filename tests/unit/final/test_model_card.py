@@ -19,6 +19,7 @@ from hpo.final.model_card import code_to_load
 from hpo.final.models import best_weights, load_model
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
+from hpo.trial.place import RunPlace
 from hpo.trial.trackers import Shown
 from tests.support.commands import MODEL, hpo
 from tests.support.finished import finished_study
@@ -137,7 +138,7 @@ def test_what_is_secret_is_not_in_it(tmp_path: Path, ready_sqlite_file: Path) ->
 
 def test_what_is_secret_is_not_among_the_parameters_of_a_run_that_is_shown_elsewhere(tmp_path: Path) -> None:
     config = {"data": {"_target_": "parts.load", "token": "sesame", "samples": 8}}
-    shown = Shown(Studies(tmp_path, tmp_path).spec(), tmp_path, "run", {}, config)
+    shown = Shown(Studies(tmp_path, tmp_path).spec(), RunPlace(tmp_path, "run"), config)
     assert shown.tensorboard({})["hparams"] == {
         "data._target_": "parts.load",
         "data.token": "***",
