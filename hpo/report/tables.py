@@ -39,6 +39,8 @@ _AFTER: Final[Mapping[str, Kind]] = {
     "device": "text",
     "reason": "text",
 }
+#: Whole numbers of 64 bits end below it; larger ones, which a function may draw, are text with all digits.
+_WHOLE: Final = 2**63
 _CURVES: Final[Mapping[str, Kind]] = {"trial": "integer", "epoch": "integer", "value": "number"}
 
 
@@ -192,15 +194,17 @@ def _kind(param: ParamSpec) -> Kind:
 
 def _drawn_kind(drawn: BaseDistribution) -> Kind:
     """The same of a parameter that a function draws itself."""
-    if isinstance(drawn, CategoricalDistribution):
-        return _kind_of(drawn.choices)
-    return "integer" if isinstance(drawn, IntDistribution) else "number"
+    if isinstance(drawn, IntDistribution):
+        return _kind_of((drawn.low, drawn.high))
+    return _kind_of(drawn.choices) if isinstance(drawn, CategoricalDistribution) else "number"
 
 
 def _kind_of(choices: Sequence[Any]) -> Kind:
     types = {type(choice) for choice in choices if choice is not None}
     if types == {bool}:
         return "boolean"
+    if any(type(choice) is int and not -_WHOLE <= choice < _WHOLE for choice in choices):
+        return "text"
     if types == {int}:
         return "integer"
     return "number" if types and types <= {int, float} else "text"
@@ -231,4 +235,6 @@ def _write_parquet(table: Table, path: Path) -> None:
 def _as(kind: Kind, value: Any) -> Any:
     """A value as a column of one type can hold it: among texts, other choices are written as in JSON."""
     value = label(value)
+    if kind == "number" and value is not None:
+        return float(value)  # pyarrow takes no whole number that a float rounds
     return json.dumps(value) if kind == "text" and not isinstance(value, str | None) else value

@@ -127,6 +127,27 @@ def test_choices_of_several_types_are_text_in_parquet(tmp_path: Path) -> None:
     assert parquet.read_table(tmp_path / "t.parquet")["choice"].to_pylist() == ["a", "1", "true", None]
 
 
+def test_whole_numbers_of_any_size_that_a_function_draws_are_in_parquet(studies: Studies, tmp_path: Path) -> None:
+    text = "study: {name: drawn, direction: minimize, n_trials: 3}\nobjective: {_target_: parts.objective}\n"
+    drawn = {"mixed": [0.5, 2**60 + 1, -1], "large": [1, 2**63, None]}
+    with studies.open(text=text, code="def objective(trial):\n    return 0.0\n") as (view,):
+        for number in range(3):
+            view.study.enqueue_trial({name: choices[number] for name, choices in drawn.items()})
+            trial, _ = ask(view)
+            for name, choices in drawn.items():
+                trial.suggest_categorical(name, choices)
+            trial.suggest_int("range", 1, 2**64)
+            view.study.tell(trial, 0.0)
+        table = trials_table(view)
+    write_table(table, "parquet", tmp_path / "t.parquet")
+    found = parquet.read_table(tmp_path / "t.parquet")
+    for name, as_written in (("mixed", float), ("large", str), ("range", str)):
+        values = [row[f"params.{name}"] for row in table.rows]
+        assert found[f"params.{name}"].to_pylist() == [
+            None if each is None else as_written(each) for each in values
+        ]
+
+
 def test_curves_have_a_row_an_epoch(view: OpenStudy) -> None:
     table = curves_table(view)
     trials = view.study.trials
