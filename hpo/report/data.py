@@ -37,7 +37,7 @@ from hpo.study.pruning_summary import (
     compared_predictions,
     summarize_predictions,
 )
-from hpo.study.ranking import best_of, ranked
+from hpo.study.ranking import best_of, is_ranked, ranked
 from hpo.study.status import study_status
 
 
@@ -111,8 +111,9 @@ class StudyReport:
 
     @cached_property
     def importances(self) -> Importances:
-        """How much each parameter matters."""
-        return importances(self.trials, self.goals)
+        """How much each parameter matters among trials of which each was drawn by itself; see `unrelated`."""
+        complete = filter(is_ranked, self.ranked)
+        return importances(one_of_each_lineage(complete, self.trials), self.goals)
 
     @cached_property
     def grants(self) -> list[Kind]:

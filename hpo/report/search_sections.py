@@ -23,7 +23,7 @@ from hpo.report.search_figures import (
     places_of,
     slices,
 )
-from hpo.report.sections import by_metric, several_figures
+from hpo.report.sections import ONE_OF_FORKS, by_metric, several_figures
 from hpo.report.snapshot import drawn_text, snapshot
 from hpo.wording import count_of
 
@@ -55,13 +55,16 @@ def front_section(report: StudyReport) -> Section | None:
 def importance_section(report: StudyReport) -> Section:
     """How much each parameter matters."""
     found, title = report.importances, "Importance of the parameters"
+    of_forks = ONE_OF_FORKS if report.forks else ""
     if found.missing is not None:
-        return Section("importance", title, note(f"None: {found.missing}."))
+        return Section("importance", title, note(f"None: {found.missing}.{of_forks}"))
     lines = max(broken(name).count("<br>") + 1 for name in found.shares)
     height = 90 + max(_BAR_HEIGHT, _LINE_HEIGHT * lines) * len(found.shares)
     drawn = figure("importance", importance_bars(found.shares), "importance by parameter", height=height)
     best = "near the Pareto front" if report.several else f"among the best tenth by {report.metric}"
-    remark = f"How much each parameter decides whether a trial ends {best} (PED-ANOVA, Optuna's default)."
+    remark = (
+        f"How much each parameter decides whether a trial ends {best} (PED-ANOVA, Optuna's default).{of_forks}"
+    )
     return Section("importance", title, drawn + note(" ".join((remark, *found.remarks, report.partial))))
 
 

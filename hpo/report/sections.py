@@ -330,8 +330,12 @@ def edge_section(report: StudyReport) -> Section:
         "values. What is listed would come about by chance in at most 5 % of the cases."
     )
     if report.forks:
-        remark += " Of a trial and its forks the best one counts."
+        remark += ONE_OF_FORKS
     return Section("edges", title, points(each.said for each in report.edges) + note(remark))
+
+
+#: Where trials count that were drawn by themselves.
+ONE_OF_FORKS: Final = " Of a trial and its forks the best one counts."
 
 
 def environment_section(report: StudyReport) -> Section:

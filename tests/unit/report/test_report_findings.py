@@ -15,6 +15,7 @@ from hpo.report.causes import causes
 from hpo.report.edges import edges
 from hpo.report.importances import importances
 from hpo.report.looks import thinned
+from hpo.report.search_sections import importance_section
 from hpo.report.sections import edge_section, overview
 from hpo.report.timeline import Timeline
 from hpo.storage.attributes import FORK_ATTR
@@ -224,6 +225,20 @@ def test_the_parameter_that_matters_is_the_most_important() -> None:
     assert found.shares["a"] > 0.8
     assert sum(found.shares.values()) == pytest.approx(1)
     assert (found.missing, found.remarks) == (None, ())
+
+
+def test_of_a_trial_and_its_forks_the_best_one_counts_for_importances() -> None:
+    trials = points(60)
+    drawn = importances(trials, LOSS)
+    for number in range(60, 90):  # a lineage that walks along b, below the best of all
+        trials.append(trial_of(number, {"a": 0.5, "b": number / 90}, SPACE, number / 1e4))
+        trials[-1].set_user_attr(FORK_ATTR, {"parent": 30, "epoch": 1, "replaces": None})
+    report = report_of(trials)
+    assert report.importances == drawn
+    assert "Of a trial and its forks the best one counts." in str(importance_section(report).content)
+    related = report_of([trials[30], *trials[60:]])
+    assert related.importances.missing == "it takes 2 complete trials; there are 1"
+    assert "there are 1. Of a trial and its forks" in str(importance_section(related).content)
 
 
 def test_importances_say_which_ranges_differ_from_trial_to_trial() -> None:
