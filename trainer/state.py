@@ -80,6 +80,7 @@ class TrainState:
         stop_reason: Why the run is to end, or None while it continues.
         stop_now: True when it is to end after the running batch, before an epoch's first one at once, without a
             validation.
+        failed: Whether the fit was broken off by an error or Ctrl-C, also one in ``on_fit_end``.
         epoch_stopped: True when the epoch is to end after the running batch.
         validation_skipped: Whether this epoch's validation was left out because a hook asked for that.
         own_times: What the names of numbers begin with that an `Evaluator` measures while training, and no epoch's
@@ -135,6 +136,7 @@ class TrainState:
     config: Mapping[str, Any] = field(default_factory=dict)
     stop_reason: str | None = None
     stop_now: bool = False
+    failed: bool = False
     epoch_stopped: bool = False
     validation_skipped: bool = False
     own_times: set[str] = field(default_factory=set)

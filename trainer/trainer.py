@@ -137,6 +137,7 @@ class Trainer:
         self._ready(training=False)
         self._stream: TrainStream | None = None
         self.running = False
+        self._ended_for: str | None = None  # why the run had ended whose end has failed
         # RNG state where a run was stopped inside an epoch, restored when that epoch resumes.
         self.epoch_rng: dict[str, Any] | None = None
         self.epoch_parts: Sequence[Any] = ()
@@ -248,6 +249,7 @@ class Trainer:
                 name, or can't be forked.
         """
         self._hooks = self.callbacks.resolve()
+        self._ended_for = None
         restore(self, checkpoint, fork=fork)
 
     # ---- the loop
@@ -261,9 +263,10 @@ class Trainer:
         stream = self._stream = TrainStream(train, self.batching, self.device, self.state, self.seed, shard)
         self.evaluation.take(stream.validated(val))
         self.plan.lay_out(self.state, stream.length)
+        ended_for, self._ended_for = self._ended_for, None
         if self.state.stop_reason in CONTINUED | {ERROR}:
-            self.state.stop_reason = None
-        self.state.stop_now = False
+            self.state.stop_reason = ended_for
+        self.state.stop_now = self.state.failed = False
         self._hooks = self.callbacks.resolve()
         self._ready(training=True)
         errors: list[BaseException] = []
@@ -312,17 +315,25 @@ class Trainer:
 
     def _end_training(self, errors: list[BaseException]) -> None:
         if errors:
-            if self.state.stop_reason not in {DIVERGED, PRUNED}:
-                self.state.stop_reason = INTERRUPTED if isinstance(errors[0], KeyboardInterrupt) else ERROR
+            self._note_failure(errors[0])
             self.state.forget_batch_skips()
             # What asks the device fails too, where that is lost.
             attempt(errors, self._keep_generators)
             attempt(errors, self.precision.forget_step)
             fire_isolated(errors, self._hooks["on_exception"], self, errors[0])
         fire_isolated(errors, self._hooks["on_fit_end"], self)
+        if errors and not self.state.failed:  # what comes in `teardown` is to know that a fit has to follow
+            reason = self.state.stop_reason
+            self._ended_for = None if reason in CONTINUED else reason
+            self._note_failure(errors[0])
         # Else their memory would be missing to what the process does next, as to another try after it ran out.
         self.state.batch = self.state.outputs = self.state.loss = None
         self.state.scalars = {}
+
+    def _note_failure(self, error: BaseException) -> None:
+        self.state.failed = True
+        if self.state.stop_reason not in {DIVERGED, PRUNED}:
+            self.state.stop_reason = INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
 
     def _keep_generators(self) -> None:
         if self.state.batch_index and self.epoch_rng is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from trainer.callback import Callback, TrainerView
 from trainer.checks import check_mode
 from trainer.error_text import error_text
-from trainer.state import DIVERGED, INTERRUPTED, PRUNED, Mode, best_epoch
+from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, Mode, best_epoch
 
 if TYPE_CHECKING:
     from apprise import Apprise
@@ -44,7 +44,7 @@ class Notifier(Callback):
     ``jsons://host/path``, which post ``title``, ``message`` and ``type`` (``info``, ``success``, ``warning``
     or ``failure``) as JSON to a webhook of your own.
 
-    That of the end is sent once, last in ``on_fit_end``, when checkpoints are on the disk. An attempt that fails
+    That of the end is sent once, last in ``teardown``, when checkpoints are on the disk. An attempt that fails
     is repeated after 2 seconds; redirects are not followed, because they would send the message elsewhere. A
     message that can not be sent is a warning and never ends the training.
 
@@ -76,7 +76,7 @@ class Notifier(Callback):
 
     priority = 99
     rank_zero_only = True
-    transient = ("_error",)
+    transient = ("_error", "_ended")
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class Notifier(Callback):
         self.monitor = monitor
         self.mode: Mode = mode
         self._error: str | None = None
+        self._ended = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Nothing has gone wrong in this fit yet; send the message of its start if it is wanted."""
@@ -118,12 +119,17 @@ class Notifier(Callback):
         if not interrupted and trainer.state.stop_reason != PRUNED:
             self._error = error_text(error, _LONGEST_ERROR)
 
-    def on_fit_end(self, trainer: TrainerView) -> None:
+    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """It was a fit; how it has ended is known once these hooks are over."""
+        self._ended = True
+
+    def teardown(self, trainer: TrainerView) -> None:
         """Send the message if it is wanted."""
+        ended, self._ended = self._ended, False
         event = self._event(trainer)
-        if event not in self.on and not (event == DIVERGED and "fit_end" in self.on):
-            return
-        self._tell(trainer, event)
+        wanted = event in self.on or (event == DIVERGED and "fit_end" in self.on)
+        if ended and wanted:
+            self._tell(trainer, event)
 
     def _tell(self, trainer: TrainerView, event: Event) -> None:
         failure = self._send(event, *self._text(trainer, event))
@@ -131,7 +137,7 @@ class Notifier(Callback):
             logger.warning("no message could be sent of %s: %s", event, failure)
 
     def _event(self, trainer: TrainerView) -> Event:
-        if self._error is not None:
+        if self._error is not None or trainer.state.stop_reason == ERROR:
             return "exception"
         return "diverged" if trainer.state.stop_reason == DIVERGED else "fit_end"
 

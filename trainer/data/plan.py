@@ -99,8 +99,12 @@ class Plan:
         return self.max_epochs is not None and state.data_epoch >= self.max_epochs
 
     def broken_off(self, state: TrainState) -> bool:
-        """Whether a run that has ended was interrupted or paused before it had its length, and is to resume."""
-        return state.stop_reason in CONTINUED and (state.batch_index > 0 or not self.reached(state))
+        """Whether a run that has ended was interrupted or paused before it had its length, and is to resume.
+
+        One that was interrupted by an error may have its length, but not its end.
+        """
+        unfinished = state.batch_index > 0 or state.failed or not self.reached(state)
+        return state.stop_reason in CONTINUED and unfinished
 
     def _total_steps(self, state: TrainState, pass_length: int | None) -> int | None:
         if self.max_epochs is None or pass_length is None:

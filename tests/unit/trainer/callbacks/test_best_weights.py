@@ -183,6 +183,49 @@ def test_a_failed_fit_keeps_its_weights() -> None:
     assert_same(dict(trainer.model.state_dict()), ends.models[-1])
 
 
+@pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("reason", [None, "early_stopping", "interrupted"])
+def test_a_fit_whose_end_failed_keeps_its_weights_and_the_next_one_ends_it(
+    reason: str | None, error: BaseException, tmp_path: Path
+) -> None:
+    def fail(trainer: Any) -> None:
+        raise errors.pop()
+
+    def stop(trainer: Any) -> None:
+        if reason is not None and trainer.state.epoch == EPOCHS:
+            trainer.state.stop(reason)
+
+    errors, ends = [error], Ends()
+    failing = At("on_fit_end", fail, lambda trainer: bool(errors))
+    trainer = build(BestWeights(), Checkpoint(tmp_path, every_n_epochs=9), ends, At("on_epoch_end", stop), failing)
+    with pytest.raises(type(error)):
+        fit(trainer)
+    assert trainer.state.stop_reason == ("interrupted" if isinstance(error, KeyboardInterrupt) else "error")
+    assert_same(snapshot(trainer.model.state_dict()), ends.models[-1])
+    for file in tmp_path.iterdir():  # as if that had failed: it is the next one's to write
+        file.unlink()
+    fit(trainer)
+    assert (len(ends.models), trainer.state.stop_reason) == (EPOCHS, None if reason == "interrupted" else reason)
+    found = newest_checkpoint([tmp_path])
+    assert found is not None
+    assert_same(found[1]["model"], ends.models[-1])
+    best = best_epoch(trainer.state.history, "val_loss", "min")
+    assert best != EPOCHS
+    assert_same(snapshot(trainer.model.state_dict()), ends.models[(best or 0) - 1])
+
+
+def test_ctrl_c_at_the_last_epoch_s_end_keeps_the_weights() -> None:
+    def interrupt(trainer: Any) -> None:
+        raise KeyboardInterrupt
+
+    ends = Ends()
+    last = At("on_epoch_end", interrupt, lambda trainer: trainer.state.epoch == EPOCHS, priority=99)
+    trainer = build(BestWeights(), ends, last)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer)
+    assert_same(snapshot(trainer.model.state_dict()), ends.models[-1])
+
+
 def test_a_skipped_validation_is_passed_over_and_a_wrong_name_is_not() -> None:
     skip = At("on_train_epoch_end", lambda t: t.state.skip("validation"), lambda t: t.state.epoch != 1)
     trainer, _ = scripted([BestWeights(), skip], [2.0, 1.0, 3.0])

@@ -250,6 +250,16 @@ class TestWhatIsSent:
         run_scripted([Notifier(server.url), watch], [3.0])
         assert (seen, len(server.bodies)) == ([0], 1)
 
+    @pytest.mark.parametrize(("error", "sent"), [(OSError(), "failed"), (KeyboardInterrupt(), "ended")])
+    def test_an_end_that_failed_is_said(self, error: BaseException, sent: str, server: Server) -> None:
+        def fail(trainer: Any) -> None:
+            raise error
+
+        with pytest.raises(type(error)):
+            run_scripted([Notifier(server.url), At("on_fit_end", fail, priority=99)], [3.0])
+        assert titles(server) == [f"training {sent} after epoch 1 of 1"]
+        assert server.bodies[0]["message"].startswith("interrupted\n") == (sent == "ended")
+
     def test_a_test_alone_sends_nothing(self, server: Server) -> None:
         notifier = Notifier(server.url)
         trainer = make_trainer([notifier])
