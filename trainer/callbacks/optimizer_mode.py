@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
+from trainer.state import DIVERGED
 from trainer.step.optimizers import each_of
 
 
@@ -72,9 +73,12 @@ class OptimizerMode(Callback):
         """Back, as after a validation."""
         self._go_back(trainer)
 
-    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+    def on_fit_end(self, trainer: TrainerView) -> None:
         """What is evaluated from here on is no part of training."""
         self._training = False
+        if trainer.state.batch_index and trainer.state.stop_reason == DIVERGED:
+            # Here and not at the next evaluation: until then other weights may come into the model.
+            _switch(trainer.optimizer, "eval")
 
     def _go_back(self, trainer: TrainerView) -> None:
         if self._training:

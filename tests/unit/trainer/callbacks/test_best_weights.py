@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from schedulefree import AdamWScheduleFree
 from torch import Tensor
 
 from tests.unit.trainer.support import (
@@ -23,10 +24,11 @@ from tests.unit.trainer.support import (
     quick,
     regression,
     scripted_trainer,
+    splus,
     through_file,
 )
 from trainer import Callback, Trainer
-from trainer.callbacks import Checkpoint, NaNDetection
+from trainer.callbacks import Checkpoint, NaNDetection, OptimizerMode
 from trainer.callbacks.best_weights import BestWeights
 from trainer.callbacks.ema import EMA
 from trainer.checkpoint.manager import newest_checkpoint, snapshot
@@ -127,6 +129,23 @@ def test_a_run_that_diverged_inside_an_epoch_does_too() -> None:
     best = best_epoch(trainer.state.history, "val_loss", "min")
     assert best is not None
     assert_same(dict(trainer.model.state_dict()), ends.models[best - 1])
+
+
+@pytest.mark.parametrize("kind", [AdamWScheduleFree, splus])
+def test_evaluation_keeps_the_best_of_a_run_that_diverged_with_weights_of_its_own_for_it(kind: Any) -> None:
+    def break_loss(trainer: Any) -> None:
+        trainer.state.loss = trainer.state.loss * math.nan
+
+    model, best, ends = make_model(), BestWeights(), Ends()
+    breaks = At("on_after_forward", break_loss, lambda t: (t.state.epoch, t.state.batch_index) == (2, 1))
+    callbacks = [NaNDetection(every_n_batches=1), OptimizerMode(), best, ends, breaks]
+    trainer = fit(make_trainer(callbacks, model=model, optimizer=kind(model.parameters(), lr=0.05), max_epochs=4))
+    assert (trainer.state.stop_reason, trainer.state.epoch, trainer.state.batch_index) == ("diverged", 2, 2)
+    number = best_epoch(trainer.state.history, "val_loss", "min") or 0
+    evaluated = trainer.validate(regression(9, seed=8))
+    trainer.predict(regression())
+    assert_same(dict(model.state_dict()), ends.models[number - 1])
+    assert evaluated["val_loss"] == trainer.state.history[number - 1]["val_loss"]
 
 
 @pytest.mark.parametrize("reason", ["early_stopping", "pruned"])
