@@ -125,12 +125,18 @@ class TensorBoardLogging(Callback):
             self._give_up(error)
         self._writer, self._steps = None, None
 
+    @property
+    def _steps_folder(self) -> Path:
+        return self.folder / "steps"
+
+    def _step_files(self) -> list[Path]:
+        return sorted(self._steps_folder.glob("events.out.tfevents.*"))
+
     def _continued_steps(self, writer_type: type[SummaryWriter], log: StepLog) -> SummaryWriter:
         """What writes the steps; TensorBoard drops those of older files from where this one begins."""
-        folder = self.folder / "steps"
-        known = any(folder.glob("events.out.tfevents.*"))
+        known = any(file.stat().st_size for file in self._step_files())
         last = max((record.step for record in log), default=0)
-        writer = writer_type(str(folder), purge_step=last + 1 if known else 1)
+        writer = writer_type(str(self._steps_folder), purge_step=last + 1 if known else 1)
         if not known:
             _add_steps(writer, log)
         writer.flush()
@@ -155,6 +161,11 @@ class TensorBoardLogging(Callback):
             for file_writer in file_writers.values():
                 with contextlib.suppress(OSError):
                     file_writer.close()
+        if self._steps is not None:
+            # They lack steps from here on: the next fit is to write all of them again.
+            with contextlib.suppress(OSError):
+                for file in self._step_files():
+                    file.write_bytes(b"")
         self._writer, self._steps = None, None
 
 

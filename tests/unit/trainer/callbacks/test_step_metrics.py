@@ -284,6 +284,32 @@ def test_while_the_disk_refuses_steps_wait_and_a_checkpoint_holds_them(
     assert [row["step"] for row in rows(tmp_path / "steps.csv")] == list(range(1, STEPS + 1))
 
 
+def test_tensorboard_has_all_steps_again_in_the_fit_after_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def callbacks() -> list[Callback]:
+        return [StepMetrics(tmp_path, 1, 2), TensorBoardLogging(tmp_path / "tensorboard")]
+
+    def fill(trainer: Any) -> None:
+        monkeypatch.setattr("trainer.callbacks.tensorboard_logging._add_steps", refuse)
+
+    read = EventAccumulator(str(tmp_path / "tensorboard" / "steps"))  # one that is open all the time
+    look = At("on_train_epoch_end", lambda trainer: read.Reload(), priority=99)
+    full = At("on_train_batch_end", fill, lambda trainer: trainer.state.step == 5)
+    end = At("on_train_batch_end", lambda t: t.state.stop("interrupted", now=True), lambda t: t.state.step == 7)
+    stopped = run(*callbacks(), look, full, end)
+    monkeypatch.undo()
+    run(*callbacks(), checkpoint=through_file(stopped.state_dict()))
+    steps = [(int(row["step"]), float(torch.tensor(row["train_loss"]))) for row in rows(tmp_path / "steps.csv")]
+    assert len(steps) == STEPS
+    assert shown_in_tensorboard(tmp_path) == steps
+    read.Reload()
+    assert [(event.step, event.value) for event in read.Scalars("step/train_loss")] == steps
+
+
 def test_lines_that_a_failed_write_has_left_are_not_there_twice_where_a_metric_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
