@@ -94,6 +94,7 @@ class StepMetrics(Callback):
         state = trainer.state
         if state.is_new:
             self._forget()
+        self._hold([*self.log.unwritten, *self._records])  # what waited for a full disk in the fit before
         self._step, self._of_batches = state.step, len(self._tap)
         trainer.recorder.tap = self._tap if state.batch_index else None
         self.log.cut(self._logged)
@@ -154,8 +155,8 @@ class StepMetrics(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it; the file is cut as the fit starts."""
         self._forget()
-        self._records += [StepRecord(step, epoch, dict(values)) for step, epoch, values in state["records"]]
-        self._logged = min([state["logged"], *(record.step - 1 for record in self._records)])
+        self._logged = state["logged"]
+        self._hold([StepRecord(step, epoch, dict(values)) for step, epoch, values in state["records"]])
         self._tap.extend(tuple(item) for item in state["tap"])
         self.log.epoch_ends = dict(state["epoch_ends"])
 
@@ -165,7 +166,12 @@ class StepMetrics(Callback):
         self._tap.clear()
         self._waiting: list[_Taken] = []
         self._records: list[StepRecord] = []
-        self.log.epoch_ends = {}
+        self.log.epoch_ends, self.log.unwritten = {}, []
+
+    def _hold(self, records: list[StepRecord]) -> None:
+        """Let these wait; the file holds those before them."""
+        self._records = records
+        self._logged = min([self._logged, *(record.step - 1 for record in records)])
 
     def _take(self, state: TrainState) -> int:
         """Keep the numbers of the step, if there was one since the last look; returns what that saw."""

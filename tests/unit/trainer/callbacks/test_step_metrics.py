@@ -284,6 +284,34 @@ def test_while_the_disk_refuses_steps_wait_and_a_checkpoint_holds_them(
     assert [row["step"] for row in rows(tmp_path / "steps.csv")] == list(range(1, STEPS + 1))
 
 
+def test_steps_that_wait_for_a_full_disk_are_written_by_the_next_fit_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, full = StepLog._add, [True]
+
+    def refuse(self: StepLog) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(self)
+
+    monkeypatch.setattr(StepLog, "_add", refuse)
+    stop = At("on_train_batch_end", lambda t: t.state.stop("interrupted", now=True), lambda t: t.state.step == 5)
+    trainer = run(StepMetrics(tmp_path, 1, 2), TensorBoardLogging(tmp_path / "tensorboard"), stop)
+    checkpoint = through_file(trainer.state_dict())
+    full.clear()
+    trainer.fit(regression(11), regression(7, seed=8))
+    steps = [(int(row["step"]), float(torch.tensor(row["train_loss"]))) for row in rows(tmp_path / "steps.csv")]
+    assert [step for step, _ in steps] == list(range(1, STEPS + 1))
+    assert shown_in_tensorboard(tmp_path) == steps
+    full.append(True)
+    trainer.load_state_dict(checkpoint)
+    trainer.fit(regression(11), regression(7, seed=8))  # whose steps wait to its end
+    full.clear()
+    trainer.load_state_dict(checkpoint)
+    trainer.fit(regression(11), regression(7, seed=8))
+    assert [row["step"] for row in rows(tmp_path / "steps.csv")] == list(range(1, STEPS + 1))
+
+
 def test_tensorboard_has_all_steps_again_in_the_fit_after_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
