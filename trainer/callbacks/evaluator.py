@@ -91,7 +91,8 @@ class Evaluator(Callback):
         self.writes = (f"val_{data}_*", f"start_val_{data}_*") if data else ("start_val_*",)
         self.history: list[dict[str, float]] = []
         self._latest: dict[str, float] = {}  # what the running epoch is to record
-        self._looked = 0  # the step up to which all that was due is evaluated
+        # The step up to which all that was due is evaluated; None: that at which the fit starts.
+        self._looked: int | None = None
         self._prefix = ""
 
     @property
@@ -102,8 +103,9 @@ class Evaluator(Callback):
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Find the set, and take it out of the epochs' ends."""
         if trainer.state.is_new:
-            self.history, self._latest = [], {}
-        self._looked = trainer.state.step
+            self.history, self._latest, self._looked = [], {}, None
+        if self._looked is None:
+            self._looked = trainer.state.step
         names = trainer.evaluation.names
         if not names:
             raise ValueError(
@@ -122,6 +124,10 @@ class Evaluator(Callback):
         """Evaluate what nothing is trained of yet."""
         if self.at_start and not trainer.state.step and not trainer.state.epoch:
             self._latest |= {f"start_{name}": value for name, value in self._evaluate(trainer).items()}
+
+    def on_train_batch_start(self, trainer: TrainerView) -> None:
+        """Evaluate the step before, where an error came between."""
+        self._evaluate_if_due(trainer)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Evaluate after a step that is due."""
@@ -162,17 +168,20 @@ class Evaluator(Callback):
         """Restore it."""
         self.history = [dict(item) for item in state["history"]]
         self._latest = dict(state["latest"])
+        self._looked = None
 
     def _is_apart(self, trainer: TrainerView) -> bool:
         """Whether the epochs' ends do not evaluate the set."""
         return self._prefix in trainer.evaluation.apart
 
     def _evaluate_if_due(self, trainer: TrainerView) -> None:
-        step, before = trainer.state.step, self._looked
-        self._looked = step
+        step = trainer.state.step
+        if step == self._looked:
+            return
         every = self.every_n_steps is not None and step % self.every_n_steps == 0
-        if step != before and (every or step in self.at_steps):
+        if every or step in self.at_steps:
             self._latest |= self._evaluate(trainer)
+        self._looked = step
 
     def _evaluate(self, trainer: TrainerView) -> dict[str, float]:
         found = trainer.evaluation.now(self._prefix, self.max_batches)

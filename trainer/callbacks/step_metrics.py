@@ -87,6 +87,7 @@ class StepMetrics(Callback):
         self._tap: list[Recorded] = []
         self._of_batches = 0
         self._lr: Tensor | float | None = None
+        self._step: int | None = None  # the last one that was looked at; None: that at which the fit starts
         self._forget()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
@@ -95,8 +96,11 @@ class StepMetrics(Callback):
         if state.is_new:
             self._forget()
         self._hold([*self.log.unwritten, *self._records])  # what waited for a full disk in the fit before
-        self._step, self._of_batches = state.step, len(self._tap)
+        self._of_batches = len(self._tap)
+        if self._step is None:
+            self._step = state.step
         trainer.recorder.tap = self._tap if state.batch_index else None
+        self._take(state)  # a step after which an error came first
         self.log.cut(self._logged)
         state.step_log = self.log
 
@@ -113,7 +117,7 @@ class StepMetrics(Callback):
         """Take what the step recorded, if there was one, and hand on the steps that are due."""
         self._of_batches = len(self._tap)
         before = self._take(trainer.state)
-        if self._step // self.transfer_every_n_steps > before // self.transfer_every_n_steps:
+        if trainer.state.step // self.transfer_every_n_steps > before // self.transfer_every_n_steps:
             self._hand_on(trainer)
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
@@ -161,7 +165,7 @@ class StepMetrics(Callback):
         self.log.epoch_ends = dict(state["epoch_ends"])
 
     def _forget(self) -> None:
-        self._step = 0
+        self._step = None
         self._logged = 0
         self._tap.clear()
         self._waiting: list[_Taken] = []
@@ -175,14 +179,15 @@ class StepMetrics(Callback):
 
     def _take(self, state: TrainState) -> int:
         """Keep the numbers of the step, if there was one since the last look; returns what that saw."""
-        before, self._step = self._step, state.step
-        if self._step == before:
+        step, before = state.step, self._step or 0
+        self._step = step
+        if step == before:
             return before
-        if self._step // self.every_n_steps > before // self.every_n_steps:
+        if step // self.every_n_steps > before // self.every_n_steps:
             # Not what was recorded after the last batch, of the epoch as a whole.
             wanted = [item for item in self._tap[: self._of_batches] if self._wants(item[0])]
             wanted += [(name, norm, 1.0, "mean") for name, norm in state.grad_norms.items() if self._wants(name)]
-            self._waiting.append(_Taken(self._step, state.epoch + 1, self._lr, wanted))
+            self._waiting.append(_Taken(step, state.epoch + 1, self._lr, wanted))
         self._tap.clear()
         return before
 

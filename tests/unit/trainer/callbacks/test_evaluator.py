@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import l1_loss
 
 from tests.unit.trainer.support import (
     At,
@@ -28,6 +29,7 @@ from trainer.callbacks import (
     EarlyStopping,
     Evaluator,
     GradientAccumulation,
+    GradientMonitor,
     ModelSummary,
     SanityValidation,
     StepMetrics,
@@ -335,3 +337,32 @@ def test_a_scheduler_can_not_follow_what_is_measured_at_other_times() -> None:
     trainer.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
     with pytest.raises(ValueError, match="scheduler_monitor is 'val_hard_loss', which no epoch records before"):
         trainer.fit(regression(), SETS)
+
+
+@pytest.mark.parametrize("broken_at", [1, 2, 3, 6])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_evaluation_that_is_broken_off_is_made_by_the_next_fit(
+    error: type[BaseException], broken_at: int, tmp_path: Path
+) -> None:
+    """At the first, a middle and the last step of an epoch, and of the run: files and numbers are the same."""
+
+    def build(folder: Path, *callbacks: Callback) -> Trainer:
+        monitors = [GradientMonitor(), StepMetrics(folder, transfer_every_n_steps=2)]
+        return make_trainer([Evaluator("hard", every_n_steps=1), *monitors, *callbacks], metrics={"l1": l1_loss})
+
+    def fail(trainer: Any) -> None:
+        broken.append(trainer.state.step)
+        raise error
+
+    broken: list[int] = []
+    breaks = At(
+        "on_validation_batch_end", fail, lambda t: t.state.batch_index and t.state.step == broken_at and not broken
+    )
+    whole, trainer = build(tmp_path / "whole"), build(tmp_path / "broken", breaks)
+    whole.fit(regression(), SETS)
+    with pytest.raises(error):
+        trainer.fit(regression(), SETS)
+    trainer.fit(regression(), SETS)
+    assert broken == [broken_at]
+    assert_same(frozen(trainer), frozen(whole))
+    assert (tmp_path / "broken" / "steps.csv").read_text() == (tmp_path / "whole" / "steps.csv").read_text()
