@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,14 +10,14 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.metric_names import MetricNames
 from trainer.checks import check_count
 from trainer.events import LOG_PRIORITY
 from trainer.metrics.epoch import Recorded
-from trainer.state import TrainState
-from trainer.step.optimizers import first_rate
+from trainer.step.optimizers import each_of, first_rate
 from trainer.step_log import StepLog, StepRecord
 
 _SUFFIXES: Final = {"csv": ".csv", "json": ".jsonl"}
@@ -29,9 +29,10 @@ class StepMetrics(Callback):
     That is ``train_loss``, the functions among the metrics, the step's further scalars, and what callbacks hand
     to ``trainer.recorder.record`` while training; a value of a step is the mean, sum or maximum of its batches',
     as that of an epoch is. Batches whose step was left out count to the next one. ``grad_norm`` is there where a
-    callback measures it (`GradientMonitor` does), ``lr`` is the rate that the step was taken with. Metric
-    objects have no numbers of single steps. With several processes the loss of a batch is that of the whole batch,
-    and all else that is recorded of it that of rank 0's part, by which the batches of one step are weighed too.
+    callback measures it (`GradientMonitor` does), ``lr`` is the rate that the step was taken with, of several
+    optimizers the first one's beside each one's ``lr_<name>``. Metric objects have no numbers of single steps.
+    With several processes the loss of a batch is that of the whole batch, and all else that is recorded of it that
+    of rank 0's part, by which the batches of one step are weighed too.
 
     A step keeps what is recorded anyway and waits for nothing: the numbers lie on the device until
     ``transfer_every_n_steps`` steps are over or the epoch is, and come over in one transfer. They are then
@@ -86,7 +87,8 @@ class StepMetrics(Callback):
         self._wants = cache(self.metrics.__contains__)
         self._tap: list[Recorded] = []
         self._of_batches = 0
-        self._lr: Tensor | float | None = None
+        # Of the optimizers that the running step has updated, by name.
+        self._rates: dict[str, Tensor | float | None] = {}
         self._step: int | None = None  # the last one that was looked at; None: that at which the fit starts
         self._forget()
 
@@ -100,7 +102,7 @@ class StepMetrics(Callback):
         if self._step is None:
             self._step = state.step
         trainer.recorder.tap = self._tap if state.batch_index else None
-        self._take(state)  # a step after which an error came first
+        self._take(trainer)  # a step after which an error came first
         self.log.cut(self._logged)
         state.step_log = self.log
 
@@ -110,13 +112,14 @@ class StepMetrics(Callback):
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Keep the rate; a scheduler may change it before the batch ends, in place with a CUDA graph."""
-        rate = first_rate(trainer.optimizer)
-        self._lr = rate.clone() if isinstance(rate, Tensor) else rate
+        name = trainer.state.optimizer_name
+        at_work = {name: trainer.optimizer} if name else each_of(trainer.optimizer)
+        self._rates |= {name: _rate(optimizer) for name, optimizer in at_work.items()}
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Take what the step recorded, if there was one, and hand on the steps that are due."""
         self._of_batches = len(self._tap)
-        before = self._take(trainer.state)
+        before = self._take(trainer)
         if trainer.state.step // self.transfer_every_n_steps > before // self.transfer_every_n_steps:
             self._hand_on(trainer)
 
@@ -128,7 +131,7 @@ class StepMetrics(Callback):
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
         """Hand on the epoch's last steps, before its metrics are logged."""
         trainer.recorder.tap = None
-        self._take(trainer.state)  # the step of what was left to accumulate
+        self._take(trainer)  # the step of what was left to accumulate
         self._tap.clear()
         self._hand_on(trainer)
         self.log.epoch_ends[trainer.state.epoch + 1] = trainer.state.step
@@ -168,6 +171,7 @@ class StepMetrics(Callback):
         self._step = None
         self._logged = 0
         self._tap.clear()
+        self._rates.clear()
         self._waiting: list[_Taken] = []
         self._records: list[StepRecord] = []
         self.log.epoch_ends, self.log.unwritten = {}, []
@@ -177,8 +181,9 @@ class StepMetrics(Callback):
         self._records = records
         self._logged = min([self._logged, *(record.step - 1 for record in records)])
 
-    def _take(self, state: TrainState) -> int:
+    def _take(self, trainer: TrainerView) -> int:
         """Keep the numbers of the step, if there was one since the last look; returns what that saw."""
+        state = trainer.state
         step, before = state.step, self._step or 0
         self._step = step
         if step == before:
@@ -187,15 +192,24 @@ class StepMetrics(Callback):
             # Not what was recorded after the last batch, of the epoch as a whole.
             wanted = [item for item in self._tap[: self._of_batches] if self._wants(item[0])]
             wanted += [(name, norm, 1.0, "mean") for name, norm in state.grad_norms.items() if self._wants(name)]
-            self._waiting.append(_Taken(step, state.epoch + 1, self._lr, wanted))
+            rates = self._named_rates(trainer.optimizer)
+            self._waiting.append(_Taken(step, state.epoch + 1, rates, wanted))
         self._tap.clear()
+        self._rates.clear()
         return before
+
+    def _named_rates(self, optimizer: Optimizer) -> dict[str, Tensor | float]:
+        """The rates of the step as an epoch calls them; one that it has not updated has the rate that it had."""
+        kept = self._rates
+        rates = {name: kept[name] if name in kept else _rate(each) for name, each in each_of(optimizer).items()}
+        named = {"lr": next(iter(rates.values())), **{f"lr_{name}": rate for name, rate in rates.items() if name}}
+        return {name: rate for name, rate in named.items() if rate is not None and self._wants(name)}
 
     def _transfer(self) -> None:
         """Bring over what lies on the device."""
         waiting, self._waiting = self._waiting, []
         numbers = to_host([tensor for step in waiting for tensor in step.tensors()])
-        self._records += [step.record(numbers, self._wants) for step in waiting]
+        self._records += [step.record(numbers) for step in waiting]
 
     def _hand_on(self, trainer: TrainerView) -> None:
         self._transfer()
@@ -210,7 +224,7 @@ class _Taken:
 
     step: int
     epoch: int
-    lr: Tensor | float | None
+    rates: Mapping[str, Tensor | float]
     values: Sequence[Recorded]
 
     def tensors(self) -> Iterator[Tensor]:
@@ -219,10 +233,9 @@ class _Taken:
             yield value
             if isinstance(weight, Tensor):
                 yield weight
-        if isinstance(self.lr, Tensor):
-            yield self.lr
+        yield from (rate for rate in self.rates.values() if isinstance(rate, Tensor))
 
-    def record(self, numbers: Iterator[float], wants: Callable[[str], bool]) -> StepRecord:
+    def record(self, numbers: Iterator[float]) -> StepRecord:
         """The step's numbers, from those of all tensors."""
         found: dict[str, tuple[str, list[float], list[float]]] = {}
         for name, _, weight, reduce in self.values:
@@ -230,11 +243,16 @@ class _Taken:
             values.append(next(numbers))
             weights.append(next(numbers) if isinstance(weight, Tensor) else weight)
         reduced = {name: _reduced(*item) for name, item in found.items()}
-        if self.lr is not None:
-            rate = next(numbers) if isinstance(self.lr, Tensor) else float(self.lr)
-            if wants("lr"):
-                reduced["lr"] = rate
-        return StepRecord(self.step, self.epoch, reduced)
+        rates = {
+            name: next(numbers) if isinstance(rate, Tensor) else float(rate) for name, rate in self.rates.items()
+        }
+        return StepRecord(self.step, self.epoch, reduced | rates)
+
+
+def _rate(optimizer: Optimizer) -> Tensor | float | None:
+    """The learning rate of the first group, as it is now."""
+    rate = first_rate(optimizer)
+    return rate.clone() if isinstance(rate, Tensor) else rate
 
 
 def _reduced(reduce: str, values: Sequence[float], weights: Sequence[float]) -> float:

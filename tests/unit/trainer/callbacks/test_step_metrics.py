@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.support import mlflow_store, wandb_file
 from tests.unit.trainer.callbacks.reads import no_reads_inside_a_step
-from tests.unit.trainer.support import At, make_model, make_trainer, regression, through_file
+from tests.unit.trainer.support import At, TwoUpdates, make_model, make_trainer, regression, through_file
 from trainer import Callback, Trainer
 from trainer.callbacks import (
     Checkpoint,
@@ -282,6 +282,29 @@ def test_while_the_disk_refuses_steps_wait_and_a_checkpoint_holds_them(
     full = False
     run(StepMetrics(tmp_path, 1, 2), checkpoint=checkpoint)
     assert [row["step"] for row in rows(tmp_path / "steps.csv")] == list(range(1, STEPS + 1))
+
+
+def test_each_optimizer_has_its_rate_in_each_step(tmp_path: Path) -> None:
+    """Also in steps that do not update it; the rates are those with which the step was taken."""
+    model = make_model()
+    optimizers = {
+        "first": torch.optim.SGD(model[:2].parameters(), lr=0.5),
+        "last": torch.optim.SGD(model[2:].parameters(), lr=torch.tensor(0.25), foreach=False),
+    }
+    schedulers = {name: torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for name, each in optimizers.items()}
+    trainer = make_trainer(
+        [StepMetrics(tmp_path, metrics=["lr*"])],
+        model=model,
+        optimizer=optimizers,
+        step=TwoUpdates(),
+        scheduler=schedulers,
+        scheduler_interval="step",
+    )
+    trainer.fit(regression(12))
+    found = [(row["lr"], row["lr_first"], row["lr_last"]) for row in rows(tmp_path / "steps.csv")]
+    first = [0.5, 0.25, 0.25, 0.125, 0.0625, 0.0625]  # updated in the batches 0 and 2 of three
+    assert found == [(rate, rate, 0.25 * 0.5**step) for step, rate in enumerate(first)]
+    assert trainer.state.history[-1].keys() >= {"lr", "lr_first", "lr_last"}
 
 
 def test_steps_that_wait_for_a_full_disk_are_written_by_the_next_fit_of_the_process(
