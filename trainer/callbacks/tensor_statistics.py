@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from trainer.callback import Callback, TrainerView
 from trainer.checks import check_count
 from trainer.metrics.epoch import Reduce
+from trainer.state import TrainState
 from trainer.step.parts import bare_model
 
 #: What can be computed of a tensor, by name.
@@ -43,7 +44,8 @@ class TensorStatistics(Callback):
     Measured are the first step of an epoch and every n-th after it; a metric is the mean over these, of
     ``max_abs`` the maximum. A step that is left out, as fp16 does with one whose gradients overflow, is none of
     them; of accumulated batches only the activations of the last one are then left out. Of several optimizers that
-    a step updates by name, each has its own parameters measured. Nothing is read from the device before the
+    a step updates by name, each has its own parameters measured; where an optimizer evaluates its loss several
+    times a step, as LBFGS does, the first evaluation is. Nothing is read from the device before the
     epoch's end. There are as many metrics as tensors times statistics: for a large model choose some by ``names``.
     All are there before the first ``on_epoch_end``. With several processes a statistic of activations is that of
     each one's part of the batch, and their mean or maximum. Measuring the activations of a model that is compiled
@@ -103,13 +105,13 @@ class TensorStatistics(Callback):
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """Watch what the modules return, of the model that trains in this epoch."""
-        self._watch(bare_model(trainer.model))
+        self._watch(trainer)
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:
         """Forget a batch that failed."""
         self._activations, self._left_out = [], False
         if self._watched is None:  # the first batch of a run that resumes inside an epoch
-            self._watch(bare_model(trainer.model))
+            self._watch(trainer)
 
     def on_before_forward(self, trainer: TrainerView) -> None:
         """Measure activations from here."""
@@ -122,8 +124,9 @@ class TensorStatistics(Callback):
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Measure gradients and parameters."""
         self._left_out = True
-        if not trainer.state.evaluation:  # else it is the same step
-            self._waiting = []
+        if trainer.state.evaluation:  # of the same step, somewhere else
+            return
+        self._waiting = []
         if not self._is_due(trainer):
             return
         for name, parameter in at_work(trainer):
@@ -157,7 +160,8 @@ class TensorStatistics(Callback):
     def _wants(self, name: str) -> bool:
         return self.names is None or self.names.search(name) is not None
 
-    def _watch(self, model: nn.Module) -> None:
+    def _watch(self, trainer: TrainerView) -> None:
+        model = bare_model(trainer.model)
         if model is self._watched:
             return
         self._unwatch()
@@ -166,16 +170,17 @@ class TensorStatistics(Callback):
             for path, module in model.named_modules():
                 name = path or "model"
                 if self._wants(name) if self.names else not any(True for _ in module.children()):
-                    self._handles.append(module.register_forward_hook(self._hook(name, module)))
+                    self._handles.append(module.register_forward_hook(self._hook(name, module, trainer.state)))
 
     def _unwatch(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles, self._watched = [], None
 
-    def _hook(self, name: str, of: nn.Module) -> Callable[[nn.Module, Any, Any], None]:
+    def _hook(self, name: str, of: nn.Module, state: TrainState) -> Callable[[nn.Module, Any, Any], None]:
         def measure(module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG001
-            if self._measures and module is of:  # a copy of the model has copies of its hooks
+            # A copy of the model has copies of its hooks.
+            if self._measures and not state.evaluation and module is of:
                 for suffix, tensor in _tensors(output):
                     self._activations += self._numbers(f"activation_{{}}/{name}{suffix}", tensor)
 

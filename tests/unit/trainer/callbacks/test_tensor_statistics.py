@@ -308,3 +308,28 @@ def test_no_step_reads_from_the_device() -> None:
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TensorStatistics(**arguments)
+
+
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_of_a_step_that_evaluates_its_loss_again_the_first_evaluation_counts(by_itself: bool) -> None:
+    """With a closure, also in a step that makes its own update; all metrics are those before the step."""
+
+    def step(model: nn.Module, batch: Any, update: Any) -> Tensor:
+        inputs, targets = batch
+        update(lambda: nn.functional.mse_loss(model(inputs), targets))
+        return nn.functional.mse_loss(batch[1] * 0, targets)
+
+    def trained(optimizer: type[torch.optim.Optimizer], **options: Any) -> dict[str, float]:
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+        trainer = make_trainer(
+            [TensorStatistics(every_n_steps=1, **EVERYTHING)],
+            model=model,
+            optimizer=optimizer(model.parameters(), lr=0.5, **options),
+            max_epochs=1,
+            **({"step": step} if by_itself else {}),
+        )
+        trainer.fit(regression(4))
+        return recorded(trainer)
+
+    assert trained(torch.optim.LBFGS, max_iter=5) == trained(torch.optim.SGD)
