@@ -182,6 +182,11 @@ class TrainState:
         return not self.epoch and not self.batch_index
 
     @property
+    def has_trained(self) -> bool:
+        """Whether the run has trained itself: a new one has not, and neither has a fork at its beginning."""
+        return self.epoch > self.inherited or self.batch_index > 0
+
+    @property
     def grad_norm(self) -> Tensor | None:
         """L2 norm of all gradients of the batch's latest optimizer step before clipping, as a tensor.
 

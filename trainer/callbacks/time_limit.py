@@ -17,7 +17,8 @@ class TimeLimit(Callback):
     """Stops the run with the reason ``"time_limit"`` when its fits have taken ``seconds``.
 
     The time is that of the wall clock from ``on_fit_start`` to the end of the fit, validation and checkpoints
-    included. It is summed over all resumes: a resumed run has what its checkpoint had left. The last epoch is
+    included. It is summed over all resumes: a resumed run has what its checkpoint had left, and a fork all
+    of its time. The last epoch is
     validated and logged like any other, so a run takes longer than ``seconds`` by what is left of a batch, or of
     an epoch, and the validation.
 
@@ -54,8 +55,10 @@ class TimeLimit(Callback):
         """Seconds that the run has taken so far, in all its fits."""
         return self._before + (0.0 if self._started is None else perf_counter() - self._started)
 
-    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Start the clock."""
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Start the clock, in another run than before at zero."""
+        if not trainer.state.has_trained:
+            self._before = 0.0
         self._started = perf_counter()
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:

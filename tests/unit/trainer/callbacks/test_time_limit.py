@@ -163,6 +163,20 @@ class TestResume:
         assert fit(trainer).state.epoch == 3
         assert limit.used == 9.0
 
+    def test_another_run_has_all_of_its_time(self, clock: Clock) -> None:
+        limit = TimeLimit(4)
+        for _ in range(2):
+            assert fit(make(clock, limit)).state.step == 4
+
+    def test_a_fork_has_all_of_its_time_and_resumes_with_what_is_left(self, clock: Clock) -> None:
+        parent = fit(make(clock, TimeLimit(5), max_epochs=1))
+        fork = make(clock, TimeLimit(5), interrupt_at(5))
+        fork.load_state_dict(through_file(parent.state_dict()), fork=True)
+        fit(fork)
+        assert (fork.state.inherited, fork.state.epoch, fork.state.step) == (1, 1, 5)
+        resumed = fit(make(clock, TimeLimit(5)), through_file(fork.state_dict()))
+        assert (resumed.state.step, resumed.state.stop_reason) == (3 + 5, TIME_LIMIT)
+
     def test_validating_alone_takes_no_time(self, clock: Clock) -> None:
         limit = TimeLimit(4)
         trainer = make(clock, limit, clock.passing("on_validation_start", 50.0), max_epochs=1)
