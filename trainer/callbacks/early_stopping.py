@@ -15,7 +15,7 @@ class EarlyStopping(Callback):
     An epoch improves when its value beats the best by more than ``min_delta`` times the best's magnitude, so a
     negative loss must fall further below, and a maximised metric rise further above. An epoch without a value,
     because its validation was skipped or an `Evaluator` did not measure it there, does not count. What it has seen
-    belongs to one run: another run needs a new one.
+    belongs to one run: another one, or a fork, begins anew.
 
     Example::
 
@@ -50,8 +50,8 @@ class EarlyStopping(Callback):
         self._forget()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """What another trainer's run came to counts no more."""
-        if trainer.state.is_new:
+        """What another trainer's run came to counts no more, nor what a fork's parent did."""
+        if not trainer.state.has_trained:
             self._forget()
 
     def on_epoch_end(self, trainer: TrainerView) -> None:

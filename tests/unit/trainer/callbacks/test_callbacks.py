@@ -340,6 +340,13 @@ class TestEarlyStopping:
         trainer.fit(regression())
         assert through_file(trainer.state_dict())["callbacks"]["EarlyStopping"]["best"] == 1.5
 
+    def test_a_fork_has_all_of_its_patience_and_a_best_of_its_own(self) -> None:
+        parent = run_scripted([EarlyStopping(patience=3)], [1.0, 2.0, 2.0])
+        fork = scripted_trainer([EarlyStopping(patience=3)], [2.0, 3.0, 1.9, 2.0, 2.0, 2.0, 2.0], max_epochs=10)
+        fork.load_state_dict(through_file(parent.state_dict()), fork=True)
+        fork.fit(one_batch(), one_batch())
+        assert (fork.state.epoch, fork.state.stop_reason) == (3 + 6, "early_stopping")
+
     def stops_after(self, values: list[float], **options: Any) -> int:
         return run_scripted([EarlyStopping(**options)], values).state.epoch
 
