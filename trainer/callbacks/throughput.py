@@ -125,6 +125,8 @@ class Throughput(Callback):
         """Forget the fit before."""
         self._processes = world_size()
         self._warm = False
+        if self.flops_per_sample == "measure":
+            self._flops = None
         self._resumed_inside = trainer.state.batch_index > 0
         self._epochs = 0
         self._begin()
@@ -225,17 +227,23 @@ class Throughput(Callback):
             self._stop_counting(trainer)
 
     def _stop_counting(self, trainer: TrainerView) -> None:
-        counter, self._counter = self._counter, None
+        counter = self._left_counter()
         if counter is None:
             return
-        counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._flops = counter.get_total_flops() / batch_length(trainer.state.batch) or None
         if self._flops is None:
             logger.warning("no FLOPs are recorded: none were counted in the fit's first batch")
 
+    def _left_counter(self) -> FlopCounterMode | None:
+        """What counts, if anything does; no more."""
+        counter, self._counter = self._counter, None
+        if counter is not None:
+            counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return counter
+
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """Stop counting in the middle of a batch."""
-        self._stop_counting(trainer)
+        """Stop counting in the middle of a batch, of which the count says nothing."""
+        self._left_counter()
 
     def _estimate(self, trainer: TrainerView) -> None:
         state, now = trainer.state, perf_counter()

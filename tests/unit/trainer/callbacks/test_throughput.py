@@ -325,3 +325,24 @@ def test_counting_changes_nothing_and_ends_with_an_error() -> None:
     skip = At("on_before_backward", lambda trainer: trainer.state.skip("backward"))
     fit(Throughput("measure"), skip)
     assert not torch._C._len_torch_dispatch_stack()
+
+
+@pytest.mark.parametrize("event", ["on_after_forward", "on_before_backward"])
+def test_each_fit_counts_its_own_first_batch_and_one_that_failed_counts_nothing(event: str, clock: Clock) -> None:
+    def fail(trainer: Any) -> None:
+        failed.append(True)
+        raise ZeroDivisionError
+
+    failed: list[bool] = []
+    measures = Throughput("measure")
+    callbacks = [At(event, fail, lambda trainer: not failed), measures, *clock.run()]
+    trainer = make_trainer(callbacks, model=nn.Linear(4, 1), max_epochs=3)
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(regression())
+    trainer.plan = Plan(max_epochs=2)
+    whole = fit(Throughput("measure"), *clock.run(), model=nn.Linear(4, 1)).state.metrics["flops_per_second"]
+    assert trainer.fit(regression()).metrics["flops_per_second"] == whole
+    trainer.plan = Plan(max_epochs=3)
+    trainer.model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    assert trainer.fit(regression()).metrics["flops_per_second"] > whole
