@@ -103,11 +103,17 @@ class WeightMerging(AfterEachStep):
         return {"means": self._means, "counts": self._counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the means; copied, because updates change them in place."""
+        """Resume the means of merges that are still to come; copied, because updates change them in place."""
         self._means = {
-            step: {name: tensor.clone() for name, tensor in mean.items()} for step, mean in state["means"].items()
+            step: {name: tensor.clone() for name, tensor in mean.items()}
+            for step, mean in state["means"].items()
+            if self._is_target(step)
         }
-        self._counts = dict(state["counts"])
+        self._counts = {step: state["counts"][step] for step in self._means}
+
+    def _is_target(self, step: int) -> bool:
+        every = self.every_n_steps
+        return step in self.at_steps or (every is not None and step % every == 0)
 
     def _targets(self, step: int) -> Iterator[int]:
         """Steps with a merge to which this step belongs."""

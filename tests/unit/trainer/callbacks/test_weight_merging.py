@@ -135,3 +135,11 @@ def test_a_state_of_another_model_and_a_place_that_takes_no_files_are_refused(tm
 def test_arguments_without_sense_are_refused(tmp_path: Path, arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         WeightMerging(tmp_path, **arguments)
+
+
+def test_a_resumed_run_with_other_steps_saves_the_merges_of_these_alone(tmp_path: Path) -> None:
+    stopped = fit(build(WeightMerging(tmp_path, 5, every_n_steps=8, at_steps=[7, 9]), interrupt_at(6)))
+    resumed = build(WeightMerging(tmp_path, 5, every_n_steps=10, at_steps=[7]))
+    resumed.load_state_dict(through_file(stopped.state_dict()))
+    fit(resumed)
+    assert {step: content["steps"] for step, content in files(tmp_path).items()} == {7: 5, 10: 4}
