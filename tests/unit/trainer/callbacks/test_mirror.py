@@ -34,6 +34,20 @@ def test_ctrl_c_is_interrupted_also_in_the_last_epoch(event: str) -> None:
     assert outcome_of(trainer, caught.value) == "interrupted"
 
 
+@pytest.mark.parametrize(("error", "outcome"), [(OSError(), "error"), (KeyboardInterrupt(), "interrupted")])
+def test_a_run_whose_end_failed_is_not_complete_until_another_fit_ends_it(error: Any, outcome: str) -> None:
+    def fail(trainer: Any) -> None:
+        raise errors.pop()
+
+    errors, seen = [error], []
+    fails = At("on_fit_end", fail, lambda trainer: bool(errors))
+    trainer = make_trainer([fails, At("teardown", lambda trainer: seen.append(outcome_of(trainer, None)))])
+    with pytest.raises(type(error)):
+        trainer.fit(regression(), regression())
+    trainer.fit(regression(), regression())
+    assert seen == [outcome, "complete"]
+
+
 @pytest.mark.parametrize(("now", "outcome"), [(True, "interrupted"), (False, "complete")])
 def test_a_run_is_complete_once_its_last_epoch_is_validated(now: bool, outcome: str) -> None:
     stop = At("on_train_batch_end", lambda t: t.state.stop("interrupted", now=now), lambda t: t.state.step == 3)
