@@ -179,13 +179,11 @@ def _is_plain(tree: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
 def _bound(tree: dict[str, Any], target: Callable[..., Any]) -> Callable[..., Any]:
     """A target with the arguments of its node, as Hydra makes them."""
     from hydra.errors import InstantiationException
-    from hydra.utils import instantiate as hydra_instantiate
-    from omegaconf import OmegaConf
 
     # Always a partial first: args then reach the target uncopied, and its exceptions come unwrapped.
     settings = {**_escaped(tree), PARTIAL: True, "_convert_": tree.get("_convert_", "all")}
     try:
-        made = hydra_instantiate(OmegaConf.create(settings, flags={"allow_objects": True}))
+        made = _by_hydra(settings)
     except InstantiationException as error:
         cause: BaseException = error
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
@@ -213,15 +211,34 @@ def _escaped(node: Any) -> Any:
 def is_refused(target: Callable[..., Any]) -> bool:
     """Whether Hydra refuses to call what an import path names, which runs code or changes the system."""
     from hydra.errors import InstantiationException
+
+    try:
+        _by_hydra({TARGET: target, PARTIAL: True})  # a partial: nothing is called
+    except (InstantiationException, IndexError):  # IndexError: it looks at what `setattr` would change
+        return True
+    return False
+
+
+def _by_hydra(tree: Mapping[str, Any]) -> Any:
+    """What Hydra makes of a node whose targets are found."""
     from hydra.utils import instantiate as hydra_instantiate
     from omegaconf import OmegaConf
 
-    settings = OmegaConf.create({TARGET: target, PARTIAL: True}, flags={"allow_objects": True})
-    try:
-        hydra_instantiate(settings)  # a partial: nothing is called
-    except InstantiationException:
-        return True
-    return False
+    return hydra_instantiate(OmegaConf.create(_as_nodes(tree), flags={"allow_objects": True}))
+
+
+def _as_nodes(node: Any) -> Any:
+    """A tree whose targets OmegaConf takes as they are; it reads a dataclass as a schema, and refuses `dict`."""
+    from omegaconf import AnyNode
+
+    if isinstance(node, list):
+        return [_as_nodes(item) for item in node]
+    if not isinstance(node, Mapping):
+        return node
+    tree = {key: _as_nodes(value) for key, value in node.items()}
+    if callable(node.get(TARGET)):  # it is text below `_recursive_: false`
+        tree[TARGET] = AnyNode(node[TARGET], flags={"allow_objects": True})
+    return tree
 
 
 def _with_callables(resolver: TargetResolver, node: Any) -> Any:

@@ -21,7 +21,7 @@ from hpo.checks.check_metrics import check_metric, recorded_metrics
 from hpo.config.interpolation import plainly_resolved
 from hpo.config.paths import assign, copy_plain, join_path, leaves, nearest, split_path
 from hpo.config.spec import StudySpec, diff_configs, json_schema, load_spec
-from hpo.config.targets import TargetResolver, instantiate
+from hpo.config.targets import TargetResolver, instantiate, is_refused
 from hpo.errors import InputError
 from tests.support import commands as support
 
@@ -448,6 +448,49 @@ def test_text_that_looks_like_an_interpolation_reaches_a_target_as_it_is(
     node = {"_target_": "types.SimpleNamespace", "_convert_": convert, "text": text, "inner": inner}
     built = instantiate(TargetResolver(tmp_path), node)
     assert (built.text, built.inner.text, built.inner.list) == (text, text, [text, {"text": text}])
+
+
+_DATA = """
+from dataclasses import dataclass, field
+@dataclass
+class Data:
+    width: int
+    depth: int = 1
+    names: list = field(default_factory=list)
+"""
+_ATTRS = """
+import attrs
+@attrs.define
+class Attrs:
+    width: int
+    depth: int = 1
+    names: list = attrs.field(factory=list)
+"""
+
+
+@pytest.mark.parametrize("target", ["widths.Data", "widths.Attrs", "builtins.dict"])
+@pytest.mark.parametrize("convert", ["all", "none", "partial", "object"])
+def test_a_dataclass_is_a_target_like_any_other(target: str, convert: str, tmp_path: Path) -> None:
+    if target == "widths.Attrs":
+        pytest.importorskip("attrs")
+    (tmp_path / "widths.py").write_text(_ATTRS if target == "widths.Attrs" else _DATA)
+    resolver = TargetResolver(tmp_path)
+    made = resolver.resolve(target)
+    assert not is_refused(made)
+    plain = {"_target_": target, "width": 3}
+    assert instantiate(resolver, plain) == made(width=3)
+    assert instantiate(resolver, {**plain, "_partial_": True})(depth=2) == made(width=3, depth=2)
+    node = {"_target_": target, "_convert_": convert, "width": 3, "names": ["a", {"b": 1}]}
+    assert instantiate(resolver, node) == made(width=3, names=["a", {"b": 1}])
+    inner = {**node, "depth": {"_target_": target, "width": 1}}
+    outer = instantiate(resolver, {"_target_": "types.SimpleNamespace", "inner": inner, "list": [1, plain]})
+    assert outer.inner == made(width=3, names=["a", {"b": 1}], depth=made(width=1))
+    assert outer.list == [1, made(width=3)]
+
+
+def test_hydra_refuses_what_sets_attributes() -> None:
+    assert is_refused(setattr)
+    assert is_refused(delattr)
 
 
 @pytest.mark.parametrize("argument", [{"command": "true"}, {"command": ["true"]}])
