@@ -15,7 +15,8 @@ from hpo.config.paths import PathError, join_path, lookup, show, split_path, sug
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec, as_stored
 from hpo.errors import InputError
 
-_INTERPOLATION: Final = re.compile(r"\$\{\s*([^}]+?)\s*\}")
+#: In JSON, which doubles the backslash that escapes one.
+_INTERPOLATION: Final = re.compile(r"(?<!\\)(?:\\{4})*\$\{\s*([^}]+?)\s*\}")
 
 Refuse = Callable[..., InputError]
 

@@ -29,6 +29,8 @@ _REFERENCE: Final = re.compile(r"\$\{\s*([^${}.:\[\s]*)")
 #: OmegaConf's words for a path that leads nowhere, and for a variable that `oc.env` does not find.
 _NO_KEY: Final = re.compile(r"^Interpolation key '(.+)' not found")
 _UNSET: Final = re.compile(r"Environment variable '([^']+)' not found")
+#: What begins an interpolation, with the backslashes before it.
+_BEGINNING: Final = re.compile(r"(\\*)\$\{")
 _ANYWHERE: Final = re.compile(r"\$\{(?:\s*[.\[$]|[^{}]*[:$])")
 
 
@@ -165,6 +167,15 @@ def plainly_resolved(raw: Mapping[str, Any]) -> dict[str, Any] | None:
         parent = lookup(resolved, keys[:-1])
         parent[keys[-1]] = value
     return resolved
+
+
+def escaped(node: Any) -> Any:
+    """Resolved values as a config holds them: text with ``${`` is resolved to itself."""
+    if isinstance(node, Mapping):
+        return {key: escaped(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [escaped(item) for item in node]
+    return _BEGINNING.sub(r"\1\1\\${", node) if isinstance(node, str) else node
 
 
 def _is_special(text: str) -> bool:

@@ -21,7 +21,7 @@ from hpo.config.conditions import Condition, conditions_of, refuse_interpolated,
 from hpo.config.defaults import complete, without_dependent, without_nulls
 from hpo.config.file_paths import absolute, anchored, home, normal, quoted, too_long
 from hpo.config.identity import identity
-from hpo.config.interpolation import check_interpolations, plainly_resolved, sections_involved, unresolved
+from hpo.config.interpolation import check_interpolations, escaped, plainly_resolved, sections_involved, unresolved
 from hpo.config.lengths import with_lengths, without_lengths
 from hpo.config.marks import COMMAND_LINE, Marks
 from hpo.config.overrides import apply_override, path_problem
@@ -230,8 +230,9 @@ class StudySpec:
 
     @cached_property
     def _plain_space(self) -> dict[str, Any]:
-        dumped: dict[str, Any] = self.config.model_dump(mode="json", include={"search_space"})["search_space"]
-        return dumped
+        dumped = self.config.model_dump(mode="json", include={"search_space"})["search_space"]
+        space: dict[str, Any] = escaped(dumped)
+        return space
 
     def _set_values(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters as `values`, where interpolations in a list or mapping follow the other parameters."""
@@ -428,8 +429,8 @@ def _entry(path: str) -> Keys:
 
 
 def _assign(raw: dict[str, Any], marks: Marks, path: str, value: Any) -> None:
-    """Set a parameter in a config, in place."""
+    """Set a parameter in a config, in place; its value has been resolved."""
     try:
-        assign(raw, split_path(path), value)
+        assign(raw, split_path(path), escaped(value))
     except PathError as error:
         raise marks.error(str(error), _entry(path), value=value) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hpo.config.interpolation import escaped
 from hpo.config.paths import split_path, suggest_name
 from hpo.config.schema import FREE_SECTIONS, StudyFile
 from hpo.config.schema_space import CategoricalParam
@@ -24,8 +25,6 @@ HYDRA_KEYS = frozenset({TARGET, PARTIAL, RECURSIVE, ARGS, "_convert_"})
 _LISTED = 30
 #: In a text that OmegaConf would not take as it stands.
 _SPECIAL = re.compile(r"\$\{|\?\?\?|\\\\")
-#: What begins an interpolation, with the backslashes before it.
-_INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
 def named_targets(config: StudyFile) -> Iterator[str]:
@@ -181,7 +180,8 @@ def _bound(tree: dict[str, Any], target: Callable[..., Any]) -> Callable[..., An
     from hydra.errors import InstantiationException
 
     # Always a partial first: args then reach the target uncopied, and its exceptions come unwrapped.
-    settings = {**_escaped(tree), PARTIAL: True, "_convert_": tree.get("_convert_", "all")}
+    # Text is escaped twice: Hydra resolves the node where it stands, and reads it after that.
+    settings = {**escaped(escaped(tree)), PARTIAL: True, "_convert_": tree.get("_convert_", "all")}
     try:
         made = _by_hydra(settings)
     except InstantiationException as error:
@@ -190,21 +190,6 @@ def _bound(tree: dict[str, Any], target: Callable[..., Any]) -> Callable[..., An
             cause = cause.__cause__
         raise cause from cause.__cause__
     return functools.partial(target, *made.args, **made.keywords)
-
-
-def _escaped(node: Any) -> Any:
-    """A resolved node in which Hydra finds no interpolations: text keeps its ``${``.
-
-    Escaped twice: Hydra resolves the node where it stands, and reads it after that.
-    """
-    if isinstance(node, Mapping):
-        return {key: _escaped(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_escaped(item) for item in node]
-    if not isinstance(node, str):
-        return node
-    once = _INTERPOLATION.sub(r"\1\1\\${", node)
-    return _INTERPOLATION.sub(r"\1\1\\${", once)
 
 
 @functools.lru_cache(maxsize=256)

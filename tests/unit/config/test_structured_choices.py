@@ -217,3 +217,33 @@ def test_an_interpolation_in_a_choice_follows_what_else_is_set(tmp_path: Path) -
     longer = spec.resolve({**chosen, "trainer.max_epochs": 7})
     assert (longer["lr_scheduler"]["T_max"], longer["model"]["widths"]) == (7, [0.9, 8])
     assert spec.values(chosen)["lr_scheduler"]["T_max"] == 1
+
+
+_ESCAPED = r"""
+study: {name: prompts, metric: v, direction: minimize}
+objective: {_target_: train.run, prompt: plain, lr: 1.0}
+search_space:
+  objective.lr: {type: float, low: 0.1, high: 1.0}
+  objective.prompt: {type: categorical, choices: CHOICES}
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (r"'\${objective.lr} is it'", "${objective.lr} is it"),
+        (r"'\${name}, hello'", "${name}, hello"),
+        (r"'a \\\${name}'", r"a \${name}"),
+        (r"['\${objective.lr}', '${study.name} \${b}']", ["${objective.lr}", "prompts ${b}"]),
+        (r"{a: '\${b}'}", {"a": "${b}"}),
+    ],
+)
+def test_a_choice_with_an_escaped_interpolation_is_that_text_in_the_trial(
+    tmp_path: Path, written: str, value: object
+) -> None:
+    (tmp_path / "study.yaml").write_text(_ESCAPED.replace("CHOICES", f"[{written}, plain, '\\${{other}}']"))
+    spec = load_spec(tmp_path / "study.yaml")
+    for choice, expected in ((label(value), value), ("plain", "plain"), ("${other}", "${other}")):
+        assert choice in spec.search_space["objective.prompt"].choices  # type: ignore[union-attr]
+        found = spec.resolve({"objective.prompt": choice, "objective.lr": 0.5})["objective"]
+        assert (found["prompt"], found["lr"]) == (expected, 0.5)
