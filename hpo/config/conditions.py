@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from hpo.config.expressions import ExpressionError, Interval, arithmetic, at_most, equal, parsed
+from hpo.config.expressions import ExpressionError, Interval, arithmetic, at_most, equal, parsed, spelled
 from hpo.config.paths import PathError, join_path, lookup, show, split_path, suggest_name
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec, as_stored
 from hpo.errors import InputError
@@ -132,7 +132,7 @@ def _base(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def _searched(name: str, entries: Mapping[str, ParamSpec]) -> str:
-    return suggest_name(name, list(entries), what="searched are")
+    return suggest_name(name, [spelled(each) for each in entries], what="searched are")
 
 
 def _bounds(entries: Mapping[str, ParamSpec]) -> Iterator[tuple[str, str, str]]:
@@ -161,7 +161,7 @@ def refuse_interpolated(raw: Mapping[str, Any], entries: Mapping[str, ParamSpec]
         for name in _INTERPOLATION.findall(json.dumps(node, default=str)):
             if name in entries and keys[1:] != (name, "choices"):
                 problem = f"`${{{name}}}` is the base config's value, not the trial's"
-                fix = f"write `{name}`, without `${{}}`"
+                fix = f"write `{spelled(name)}`, without `${{}}`"
                 if keys[-1] not in ("low", "high", "where"):
                     fix = f"write a value, or leave `{name}` out of search_space"
                 raise refuse(problem, path=join_path(keys), value=node, fix=fix)

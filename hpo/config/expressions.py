@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import itertools
+import keyword
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from hpo.config.paths import same
+from hpo.config.paths import PathError, join_path, same, split_path
 from hpo.config.schema_space import label
 
 Value = Callable[[Mapping[str, Any]], Any]
@@ -21,6 +23,7 @@ Interval = tuple[float, float]
 _LONGEST: Final = 1000
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _PARTS: Final = "parameters, numbers, text, lists, + - * / // % **, < <= > >= == !=, in, and, or, not"
+_RESERVED: Final = re.compile(rf"\.({'|'.join(keyword.kwlist)})\b")
 _ARITHMETIC: Final = "parameters, numbers, + - * / // and parentheses"
 
 
@@ -73,6 +76,8 @@ def parsed(text: str) -> Parsed:
             raise
         column = getattr(error, "offset", None) or 1
         fix = f"write a comparison of {_PARTS}"
+        if reserved := _RESERVED.search(text):
+            fix = f"write `['{reserved[1]}']` in place of `.{reserved[1]}`, which is a word of Python's"
         raise ExpressionError(f"is no expression: {getattr(error, 'msg', error)}", column, fix) from error
 
 
@@ -91,8 +96,32 @@ def _path(node: ast.AST) -> str | None:
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant | ast.Name | ast.Attribute):
         above = _path(node.value)
         key = node.slice.value if isinstance(node.slice, ast.Constant) else _path(node.slice)
-        return f"{above}[{key}]" if above is not None and isinstance(key, str | int) else None
+        return _below(above, key) if above is not None and isinstance(key, str | int) else None
     return None
+
+
+def _below(above: str, key: str | int) -> str:
+    """The dotted path of a key in brackets, which may be one that Python has no name for: `lambda`, `my-x`."""
+    written = f"{above}[{key}]"
+    try:
+        return join_path(split_path(written))
+    except PathError:  # then it names no parameter either
+        return written
+
+
+def spelled(path: str) -> str:
+    """A dotted path as an expression has it: in brackets and quotes what Python has no name for."""
+    try:
+        first, *keys = split_path(path)
+    except PathError:
+        return path
+    return "".join((str(first), *(_spelled(key) for key in keys)))
+
+
+def _spelled(key: str | int) -> str:
+    if isinstance(key, int):
+        return f"[{key}]"
+    return f".{key}" if key.isidentifier() and not keyword.iskeyword(key) else f"[{key!r}]"
 
 
 def _names(node: ast.AST) -> Iterator[tuple[str, int]]:

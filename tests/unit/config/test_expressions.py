@@ -167,6 +167,41 @@ def test_what_is_wrong_with_where_is_said_with_its_place(tmp_path: Path, where: 
     assert caught.match(f"fix: .*{fix}")
 
 
+def test_a_parameter_that_python_has_no_name_for_is_written_in_brackets(tmp_path: Path) -> None:
+    free = {"type": "float", "low": 0.5, "high": 2.0}
+    bounded = {"type": "float", "low": "model.params['lambda'] / 2", "high": 2.0}
+    entries = {"model.params.lambda": free, "model.params.my-x": bounded}
+    spec = spec_of(tmp_path, ["model.params['lambda'] <= model.params['my-x'] * model['heads']"], **entries)
+    assert spec.search_space["model.params.my-x"].low == 0.25  # type: ignore[union-attr]
+    in_where, bound = spec.where
+    assert in_where.names == {"model.params.lambda", "model.params.my-x", "model.heads"}
+    assert bound.names == {"model.params.lambda", "model.params.my-x"}
+    point = {"model.params.lambda": 1.0, "model.params.my-x": 0.25, "model.heads": 2}
+    assert [in_where.holds(point), bound.holds(point)] == [False, False]
+    assert in_where.holds({**point, "model.heads": 4})
+
+
+@pytest.mark.parametrize(
+    ("where", "said", "fix"),
+    [
+        ("model.lambda > 1", "column 7: is no expression", r"write `['lambda']` in place of `.lambda`"),
+        ("model.my-x > 1", "column 1: `model.my` is not searched", "did you mean `model['my-x']`?"),
+        (
+            "model.params['my-z'] > 1",
+            "column 1: `model.params.my-z` is not searched",
+            "model['lambda'], model['my-x']",
+        ),
+        ("1 < 2", "names no parameter", "model['my-x'], loss..weight"),
+    ],
+)
+def test_the_fix_shows_how_such_a_parameter_is_written(tmp_path: Path, where: str, said: str, fix: str) -> None:
+    free = {"type": "float", "low": 0.5, "high": 2.0}
+    with pytest.raises(InputError) as caught:
+        spec_of(tmp_path, [where], **{"model.lambda": free, "model.my-x": free, "loss..weight": free})
+    assert said in caught.value.problem
+    assert fix in caught.value.fix
+
+
 def test_a_text_of_the_config_is_written_in_quotes_in_where(tmp_path: Path) -> None:
     kind = {"type": "categorical", "choices": ["torch.nn.MSELoss", "torch.nn.L1Loss"]}
     with pytest.raises(InputError) as caught:
