@@ -62,6 +62,14 @@ class Loader(yaml.SafeLoader):
         self.allow_simple_key = False
         return yaml.ScalarToken(text, True, start, self.get_mark())
 
+    def scan_flow_scalar_non_spaces(self, double: bool, start_mark: yaml.Mark) -> Any:
+        r"""Scan a part of a quoted scalar; PyYAML asks Python for the character that ``\U00110000`` is not."""
+        try:
+            return super().scan_flow_scalar_non_spaces(double, start_mark)
+        except (ValueError, OverflowError) as error:
+            context, problem = "while scanning a quoted scalar", "found an escape that is no character"
+            raise yaml.MarkedYAMLError(context, start_mark, problem, self.get_mark()) from error
+
     def _interpolated_length(self) -> int:
         """Length of the scalar ahead if it holds an interpolation with its braces closed, else 0."""
         length = depth = 0

@@ -191,7 +191,7 @@ class _Reader:
             raise self._error(f"the YAML tag {node.tag} is not supported", node, keys, fix, node.value)
         try:
             value = loader.construct_object(node)
-        except (ValueError, KeyError) as error:
+        except (ValueError, LookupError) as error:
             raise self._error("does not fit its YAML tag", node, keys, "quote it", node.value) from error
         if isinstance(value, int | float):
             return self._number(value, node, keys)
