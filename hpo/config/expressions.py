@@ -179,13 +179,31 @@ def _power(base: float, exponent: float) -> float:
         raise ArithmeticError(f"{base} ** {exponent} is no real number") from error
 
 
+def _whole(left: float, right: float) -> float | None:
+    """A quotient that is a whole number but for rounding, as 0.3 / 0.1 is; None for any other."""
+    if isinstance(left, int) and isinstance(right, int):
+        return None  # Python's own are exact
+    quotient = left / right
+    nearest = float(round(quotient)) if math.isfinite(quotient) else math.nan
+    return nearest if equal(quotient, nearest) else None
+
+
+def _floored(left: float, right: float) -> float:
+    whole = _whole(left, right)
+    return left // right if whole is None else whole
+
+
+def _remainder(left: float, right: float) -> float:
+    return left % right if _whole(left, right) is None else 0.0
+
+
 _OPERATORS: Final[Mapping[type[ast.AST], Callable[..., Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.FloorDiv: _floored,
+    ast.Mod: _remainder,
     ast.Pow: _power,
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
