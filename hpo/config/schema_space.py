@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from hpo.config.paths import same, show, suggest_name
+from hpo.config.schema_types import fail
 
 Scalar = str | int | float | bool | None
 
@@ -30,10 +31,6 @@ _EXACT = 2**53
 #: Each expression over parameters has a dotted name in it.
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\[\w+\])*\.[A-Za-z_]")
 _CHOICE = {"type": ["string", "number", "boolean", "null", "array", "object"]}
-
-
-def _error(problem: str, fix: str, key: str = "") -> PydanticCustomError:
-    return PydanticCustomError("hpo", "{problem}", {"problem": problem, "fix": fix, "keys": (key,) if key else ()})
 
 
 def label(choice: Any) -> Scalar:
@@ -48,21 +45,21 @@ def _plain(value: Any, key: str = "") -> Any:
         return [_plain(item, key) for item in value]
     if isinstance(value, dict):
         if not all(isinstance(name, str) for name in value):
-            raise _error("a mapping's keys must be text", "quote them", key)
+            raise fail("a mapping's keys must be text", "quote them", key)
         return {name: _plain(item, key) for name, item in value.items()}
     if not isinstance(value, str | int | float | bool | None):
         fix = "use text, numbers, true, false, null, and lists and mappings of these"
-        raise _error("must be plain values", fix, key)
+        raise fail("must be plain values", fix, key)
     if isinstance(value, float) and not math.isfinite(value):
-        raise _error("must be finite", "leave inf and nan out", key)
+        raise fail("must be finite", "leave inf and nan out", key)
     return value
 
 
 def _choices(value: Any) -> Any:
     if not isinstance(value, list | tuple):
-        raise _error("must be a list", "write for example `choices: [32, 64]`")
+        raise fail("must be a list", "write for example `choices: [32, 64]`")
     if not value:
-        raise _error("is empty", "give at least one choice")
+        raise fail("is empty", "give at least one choice")
     choices = tuple(_plain(choice) for choice in value)
     for at, choice in enumerate(choices):
         twins = [each for each in choices[:at] if each == choice or label(each) == label(choice)]
@@ -70,19 +67,19 @@ def _choices(value: Any) -> Any:
             alike = (
                 "twice" if same(choice, twins[0]) else f"twice: {show(twins[0])} and {show(choice)} count as equal"
             )
-            raise _error(f"holds {show(choice)} {alike}", "keep each choice once")
+            raise fail(f"holds {show(choice)} {alike}", "keep each choice once")
     return choices
 
 
 def _when(value: Any) -> Any:
     if not isinstance(value, dict):
         fix = "write for example `when: {optimizer._target_: torch.optim.SGD}`"
-        raise _error("must be a mapping of a path to its values", fix)
+        raise fail("must be a mapping of a path to its values", fix)
     conditions = {}
     for path, wanted in value.items():
         values = wanted if isinstance(wanted, list | tuple) else [wanted]
         if not values:
-            raise _error("is empty", "give at least one value", path)
+            raise fail("is empty", "give at least one value", path)
         conditions[path] = tuple(_plain(item, path) for item in values)
     return conditions
 
@@ -108,24 +105,22 @@ class _Param(BaseModel):
 class _Range(_Param):
     def _check_range(self, low: Any, high: Any, step: float | None, *, log: bool) -> None:
         if log and step is not None:
-            raise _error("log and step exclude each other", "drop one of the two", "step")
+            raise fail("log and step exclude each other", "drop one of the two", "step")
         if isinstance(low, str) or isinstance(high, str):  # checked where the other entries are known
             return
         if low > high:
-            raise _error(f"low {show(low)} is more than high {show(high)}", "swap the two", "low")
+            raise fail(f"low {show(low)} is more than high {show(high)}", "swap the two", "low")
         if log and low <= 0:
-            raise _error("a logarithmic range starts above zero", "raise low, or drop `log: true`", "low")
+            raise fail("a logarithmic range starts above zero", "raise low, or drop `log: true`", "low")
         if not math.isfinite(high - low):
-            raise _error(f"{show(low)} to {show(high)} is wider than a floating-point number", "narrow it", "high")
+            raise fail(f"{show(low)} to {show(high)} is wider than a floating-point number", "narrow it", "high")
         if step is not None and (high - low) / step > _EXACT:
-            raise _error(
-                f"more than {_EXACT} steps of {show(step)} lie in the range", "write a larger step", "step"
-            )
+            raise fail(f"more than {_EXACT} steps of {show(step)} lie in the range", "write a larger step", "step")
         if step is not None and (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)):
             count = (Decimal(str(high)) - Decimal(str(low))) // Decimal(str(step))
             reached = type(high)(Decimal(str(low)) + count * Decimal(str(step)))
             problem = f"steps of {show(step)} from {show(low)} do not reach {show(high)}"
-            raise _error(problem, f"write `high: {show(reached)}`, or another step", "high")
+            raise fail(problem, f"write `high: {show(reached)}`, or another step", "high")
 
 
 def _bound(value: Any, *, whole: bool) -> Any:
@@ -222,14 +217,14 @@ def _known_type(value: Any) -> Any:
     kinds = ("float", "int", "categorical")
     if isinstance(value, str | int | float | list | None):
         fix = "write for example `{type: float, low: 1e-5, high: 0.1}`, in Python `hpo.Float(1e-5, 0.1)`"
-        raise _error("must be a mapping", fix)
+        raise fail("must be a mapping", fix)
     if isinstance(value, dict) and "type" not in value:
         for key in (key for key, item in value.items() if isinstance(item, dict) and key != "when"):
             fix = f"a path is one key with dots: join `{key}` to the key above it, as in `optimizer.lr: {{…}}`"
-            raise _error("required key is missing", fix, "type")
+            raise fail("required key is missing", fix, "type")
     if isinstance(value, dict) and value.get("type") not in kinds:
         problem = "is not a type of search-space entry" if "type" in value else "required key is missing"
-        raise _error(problem, suggest_name(value.get("type"), kinds, what="the types are"), "type")
+        raise fail(problem, suggest_name(value.get("type"), kinds, what="the types are"), "type")
     return value
 
 
