@@ -13,7 +13,7 @@ from hpo.checks.reader import Check, Findings, Reader
 from hpo.checks.schedules import SCHEDULES
 from hpo.checks.wandb_login import check_wandb
 from hpo.config.paths import join_path, lookup, show, split_path
-from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec
+from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec, numbers_of
 from hpo.config.several import is_several
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
@@ -78,7 +78,7 @@ def _learning_rate(reader: Reader) -> Findings:
     if entry is None:
         path, ends = "optimizer.lr", [] if base is None else [base]
     else:
-        path, ends = "search_space[optimizer.lr]", _ends(entry)
+        path, ends = "search_space[optimizer.lr]", numbers_of(entry)
     limits = _lr_limits(reader)
     if limits is None or not ends:
         return
@@ -93,13 +93,6 @@ def _learning_rate(reader: Reader) -> Findings:
         yield reader.warn(
             f"with a learning rate of {min(ends):g} {names} stands still", path, _shown(entry, base), fix
         )
-
-
-def _ends(entry: ParamSpec) -> list[float]:
-    """The smallest and largest numbers of an entry, or all its numbers."""
-    if isinstance(entry, CategoricalParam):
-        return [item for item in entry.choices if isinstance(item, int | float) and not isinstance(item, bool)]
-    return [entry.low, entry.high]
 
 
 def _shown(entry: ParamSpec | None, base: Any) -> Any:

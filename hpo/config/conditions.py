@@ -12,7 +12,15 @@ from typing import Any, Final
 
 from hpo.config.expressions import ExpressionError, Interval, arithmetic, at_most, equal, parsed, spelled
 from hpo.config.paths import PathError, join_path, lookup, show, split_path, suggest_name
-from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec, as_stored
+from hpo.config.schema_space import (
+    CategoricalParam,
+    FloatParam,
+    IntParam,
+    ParamSpec,
+    as_stored,
+    numbers_of,
+    values_or_ends,
+)
 from hpo.errors import InputError
 
 #: In JSON, which doubles the backslash that escapes one.
@@ -199,10 +207,8 @@ def widest(entries: Mapping[str, ParamSpec], config: Mapping[str, Any], refuse: 
 
 
 def _interval(name: str, entry: ParamSpec, place: str, text: str, refuse: Refuse) -> Interval:
-    if not isinstance(entry, CategoricalParam):
-        return entry.low, entry.high
-    numbers = [each for each in entry.choices if isinstance(each, int | float) and not isinstance(each, bool)]
-    if len(numbers) < len(entry.choices):
+    numbers = numbers_of(entry)
+    if len(numbers) < len(values_or_ends(entry)):
         fix = "name a parameter whose values are numbers"
         raise refuse(f"`{name}` has choices that are no numbers", path=place, value=text, fix=fix)
     return min(numbers), max(numbers)

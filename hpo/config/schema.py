@@ -20,7 +20,7 @@ from hpo.config.paths import Keys
 from hpo.config.schema_metrics import Metrics
 from hpo.config.schema_nodes import OptimizerNode, SchedulerNode
 from hpo.config.schema_run import ResourcesSection, RunSection
-from hpo.config.schema_space import ParamSpec
+from hpo.config.schema_space import ParamSpec, numbers_of
 from hpo.config.schema_study import PrunerSection, SamplerSection, StudySection
 from hpo.config.schema_types import (
     MAX_EPOCHS,
@@ -376,7 +376,7 @@ class StudyFile(Section):
                 raise fail("can't be searched", fix, path)
         trainer, path = info.data.get("trainer"), "loader.batch_size"
         devices = 1 if trainer is None else trainer.devices
-        if devices > 1 and path in space and (least := _least(space[path])) < devices:
+        if devices > 1 and path in space and (least := min(numbers_of(space[path]), default=devices)) < devices:
             problem = f"may draw a batch of {least}, fewer samples than the {devices} `trainer.devices`"
             raise fail(problem, f"begin with {devices} or more", path)
         return space
@@ -390,12 +390,6 @@ class StudyFile(Section):
                     problem = "names no argument of the function that `objective` names"
                     raise fail(problem, "write `objective.` and the name of one of its arguments", path)
         return space
-
-
-def _least(entry: Any) -> float:
-    """The smallest number that an entry of the search space may draw; infinite where that is no number."""
-    choices = [entry.low] if hasattr(entry, "low") else entry.choices
-    return min((each for each in choices if isinstance(each, int | float)), default=math.inf)
 
 
 def known_keys(model: type[BaseModel] = StudyFile, above: Keys = ()) -> Iterator[Keys]:

@@ -213,6 +213,11 @@ def values_or_ends(entry: "FloatParam | IntParam | CategoricalParam") -> tuple[A
     return entry.choices if isinstance(entry, CategoricalParam) else (entry.low, entry.high)
 
 
+def numbers_of(entry: "FloatParam | IntParam | CategoricalParam") -> list[float]:
+    """The numbers among `values_or_ends`; true is none, and neither is an expression."""
+    return [each for each in values_or_ends(entry) if isinstance(each, int | float) and not isinstance(each, bool)]
+
+
 def _known_type(value: Any) -> Any:
     kinds = ("float", "int", "categorical")
     if isinstance(value, str | int | float | list | None):
@@ -241,5 +246,6 @@ __all__ = [
     "Scalar",
     "as_stored",
     "label",
+    "numbers_of",
     "values_or_ends",
 ]
