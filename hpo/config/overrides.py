@@ -16,6 +16,7 @@ from hpo.config.paths import (
     suggest_name,
 )
 from hpo.config.schema import FREE_SECTIONS, StudyFile, known_keys
+from hpo.config.schema_types import TARGET
 from hpo.config.yaml_loader import MAX_DEPTH
 from hpo.config.yaml_source import parse_given, storable
 from hpo.errors import InputError
@@ -52,7 +53,7 @@ def _is_open(node: dict[str, Any], keys: Keys) -> bool:
         return True
     named = keys[0] in {"metrics", "callbacks"} and len(keys) == 1
     callback = keys[0] == "callbacks" and len(keys) == 2
-    return named or callback or "_target_" in node or (len(keys) == 1 and keys[0] in FREE_SECTIONS)
+    return named or callback or TARGET in node or (len(keys) == 1 and keys[0] in FREE_SECTIONS)
 
 
 def _dead_end(node: Any, keys: Keys, depth: int) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from hpo.config.schema_types import (
     MAX_SEED,
     MAX_STEPS,
     MAY_CHANGE,
+    TARGET,
     CompileOptions,
     Interval,
     Limit,
@@ -65,7 +66,7 @@ def _callback(value: Any) -> Any:
         is_path = isinstance(value, str) and "." in value
         fix = f"write `{{_target_: {value}}}`" if is_path else "write `{}` for its defaults"
         raise fail("must be a mapping of arguments, true or false", fix)
-    return with_target(value) if isinstance(value, dict) and "_target_" in value else value
+    return with_target(value) if isinstance(value, dict) and TARGET in value else value
 
 
 CallbackNode = Annotated[

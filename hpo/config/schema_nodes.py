@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from hpo.config.lengths import is_length
 from hpo.config.paths import suggest_name
-from hpo.config.schema_types import TARGET_SCHEMA, fail, with_target
+from hpo.config.schema_types import TARGET, TARGET_SCHEMA, fail, with_target
 from hpo.config.several import is_several
 
 #: Keys of `lr_scheduler` that are not arguments of its target.
@@ -67,7 +67,7 @@ def _schedulers(node: dict[str, Any]) -> dict[str, Any]:
 def _one_of(name: str, node: Any, check: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     if not name.isidentifier():
         raise fail("is no name", "write a name such as `generator`, of letters, digits and _", name)
-    if not isinstance(node, dict) or "_target_" not in node:
+    if not isinstance(node, dict) or TARGET not in node:
         raise fail("must be a mapping with `_target_`, as beside it", "write `{_target_: …}`", name)
     try:
         return with_target(check(node))

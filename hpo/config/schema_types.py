@@ -9,6 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from hpo.config.paths import suggest_name
 
+#: The key of a node that names a class or a function.
+TARGET: Final = "_target_"
 #: Numbers of trials and the like; databases keep them in 32 bits.
 MAX_NUMBER: Final = 2**31 - 1
 #: Processes on one machine.
@@ -29,7 +31,7 @@ _LEAST_PLAIN: Final = 2**10
 _DURATION = re.compile(r"(?:(\d{1,12})d)?(?:(\d{1,12})h)?(?:(\d{1,12})m)?(?:(\d{1,12})s?)?")
 _COMPILE_ARGUMENTS = ("fullgraph", "dynamic", "backend", "mode", "options")
 _UNITS = (86400, 3600, 60, 1)
-_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([KMGTkmgt]?)([iI]?)[Bb]?")
 _RANGE = re.compile(r"(\d{1,6})(?:\s*\.\.\s*(\d{1,6}))?")
 _PREFIXES = ("", "K", "M", "G", "T")
@@ -136,10 +138,10 @@ def _limit(value: Any) -> Any:
 def with_target(node: dict[str, Any]) -> dict[str, Any]:
     """Refuse a mapping that names no class or function."""
     fix = "write the import path of a class or function, such as `torch.nn.Linear` or `model.MLP`"
-    if "_target_" not in node:
-        raise fail("required key is missing", fix, "_target_")
-    if not isinstance(node["_target_"], str) or not _TARGET.fullmatch(node["_target_"]):
-        raise fail("is not an import path", fix, "_target_")
+    if TARGET not in node:
+        raise fail("required key is missing", fix, TARGET)
+    if not isinstance(node[TARGET], str) or not _IMPORT_PATH.fullmatch(node[TARGET]):
+        raise fail("is not an import path", fix, TARGET)
     return node
 
 
@@ -154,8 +156,8 @@ def _compile_options(value: Any) -> Any:
 
 TARGET_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
-    "properties": {"_target_": {"type": "string"}},
-    "required": ["_target_"],
+    "properties": {TARGET: {"type": "string"}},
+    "required": [TARGET],
 }
 TargetNode = Annotated[dict[str, Any], AfterValidator(with_target), WithJsonSchema(TARGET_SCHEMA)]
 Duration = Annotated[

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_TARGET = "_target_"
+from hpo.config.schema_types import TARGET
 
 
 def is_several(node: Any) -> bool:
     """Whether a section holds several, each by its name."""
-    return isinstance(node, Mapping) and _TARGET not in node and any(_has_target(each) for each in node.values())
+    return isinstance(node, Mapping) and TARGET not in node and any(_has_target(each) for each in node.values())
 
 
 def each_in(section: str, node: Mapping[str, Any] | None) -> dict[tuple[str, ...], Mapping[str, Any]]:
@@ -23,4 +23,4 @@ def each_in(section: str, node: Mapping[str, Any] | None) -> dict[tuple[str, ...
 
 
 def _has_target(node: Any) -> bool:
-    return isinstance(node, Mapping) and _TARGET in node
+    return isinstance(node, Mapping) and TARGET in node

@@ -14,10 +14,11 @@ from hpo.config.interpolation import escaped
 from hpo.config.paths import split_path, suggest_name
 from hpo.config.schema import FREE_SECTIONS, StudyFile
 from hpo.config.schema_space import CategoricalParam
+from hpo.config.schema_types import TARGET as TARGET
 from hpo.config.study_modules import holds_module, open_folder, public_name
 from hpo.errors import InputError
 
-TARGET, PARTIAL, RECURSIVE, ARGS = "_target_", "_partial_", "_recursive_", "_args_"
+PARTIAL, RECURSIVE, ARGS = "_partial_", "_recursive_", "_args_"
 
 #: Keys of a node that are for Hydra, not for the target.
 HYDRA_KEYS = frozenset({TARGET, PARTIAL, RECURSIVE, ARGS, "_convert_"})
