@@ -12,9 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hpo.config.schema import OF_THE_TRAINER, REQUIRED
+from hpo.config.schema import OF_THE_TRAINER, REQUIRED, StudyFile
 from hpo.config.schema_study import AUTO, NO_SCHEDULER, SamplerSection
-from hpo.config.spec import json_schema
 from hpo.config.targets import TARGET
 from hpo.search.hub import PREFIX
 from hpo.search.pruners import PRUNERS
@@ -35,7 +34,7 @@ _ARGUMENT: Final = re.compile(r"^(\w+):\s*(.*)$")
 
 def study_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a study file as a person writes it."""
-    schema = _inside(json_schema())
+    schema = _inside(StudyFile.model_json_schema())
     definitions: dict[str, Any] = {name: _inside(node) for name, node in schema["$defs"].items()}
     schema["$defs"] = definitions
     study, sections = definitions["StudySection"]["properties"], schema["properties"]

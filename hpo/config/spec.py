@@ -48,7 +48,7 @@ from hpo.config.schema_space import CategoricalParam, ParamSpec, label
 from hpo.config.yaml_source import read_yaml
 from hpo.errors import InputError, each_error, together
 
-__all__ = ["StudySpec", "diff_configs", "json_schema", "load_spec", "path_problem"]
+__all__ = ["StudySpec", "diff_configs", "load_spec", "path_problem"]
 
 _INNER_SPACE: Final = re.compile(r"(?<=\$\{)\s+|\s+(?=\})")
 #: Environment variable with the URL of the database, where the study file and the options give none.
@@ -362,11 +362,6 @@ def read_overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any
         raw, marks = without_nulls(*apply_override(raw, marks, text))
         raw = complete(without_dependent(raw, marks))
     return raw, marks
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a study file, for editors."""
-    return StudyFile.model_json_schema()
 
 
 def assembled(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:

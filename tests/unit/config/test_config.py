@@ -20,7 +20,8 @@ from hpo.checks.check import check_spec
 from hpo.checks.check_metrics import check_metric, recorded_metrics
 from hpo.config.interpolation import plainly_resolved
 from hpo.config.paths import assign, copy_plain, join_path, leaves, nearest, split_path
-from hpo.config.spec import StudySpec, diff_configs, json_schema, load_spec
+from hpo.config.schema import StudyFile
+from hpo.config.spec import StudySpec, diff_configs, load_spec
 from hpo.config.targets import TargetResolver, instantiate, is_refused
 from hpo.errors import InputError
 from tests.support import commands as support
@@ -367,7 +368,7 @@ def test_paths_round_trip(text: str) -> None:
 
 
 def test_json_schema_knows_the_sections() -> None:
-    assert {"study", "model", "search_space"} <= set(json_schema()["properties"])
+    assert {"study", "model", "search_space"} <= set(StudyFile.model_json_schema()["properties"])
 
 
 def test_reading_imports_neither_torch_nor_optuna(tmp_path: Path) -> None:

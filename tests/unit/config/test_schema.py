@@ -18,7 +18,6 @@ from pydantic.fields import FieldInfo
 from hpo.checks.json_schema import study_schema
 from hpo.config.paths import assign, split_path
 from hpo.config.schema import StudyFile, model_of
-from hpo.config.spec import json_schema
 from hpo.config.yaml_source import read_yaml
 from hpo.trial.callbacks import CALLBACKS
 from tests.support.commands import STUDY, hpo
@@ -87,7 +86,7 @@ def test_what_people_write_fits(text: str, validator: Draft202012Validator) -> N
 
 def test_pydantics_own_schema_would_refuse_an_interpolation() -> None:
     data = yaml.safe_load(ODD)
-    assert "$.loader.batch_size" in complaints(Draft202012Validator(json_schema()), data)
+    assert "$.loader.batch_size" in complaints(Draft202012Validator(StudyFile.model_json_schema()), data)
 
 
 @pytest.mark.parametrize(
