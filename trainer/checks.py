@@ -16,7 +16,7 @@ def check_mode(mode: str) -> None:
 
 
 def check_count(name: str, value: object, least: int = 1, *, optional: bool = False) -> None:
-    """Refuse what is no integer of at least ``least``.
+    """Refuse what is no whole number of at least ``least``.
 
     Args:
         name: Of the argument.
@@ -31,4 +31,4 @@ def check_count(name: str, value: object, least: int = 1, *, optional: bool = Fa
         return
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:  # NumPy's integers count
         leave_out = ", or leave it out" if optional else ""
-        raise ValueError(f"{name} is {value!r}: give an integer of at least {least}{leave_out}")
+        raise ValueError(f"{name} is {value!r}: give a whole number of at least {least}{leave_out}")

@@ -55,7 +55,7 @@ COUNTS: list[tuple[Callable[..., Any], str, int]] = [
 @pytest.mark.parametrize(("build", "name", "least"), COUNTS)
 def test_a_count_is_an_integer(build: Callable[..., Any], name: str, least: int) -> None:
     for value in (least - 1, least + 2.5, float(least + 2), True, "3"):
-        with pytest.raises(ValueError, match=f"^{name} is {value!r}: give an integer of at least {least}"):
+        with pytest.raises(ValueError, match=f"^{name} is {value!r}: give a whole number of at least {least}"):
             build(**{name: value})
     build(**{name: least + 2})
     build(**{name: np.int64(least + 2)})
@@ -68,5 +68,5 @@ def test_steps_to_act_at_are_integers() -> None:
         lambda steps: MetricSaver("m", at_steps=steps),
         lambda steps: WeightMerging("w", at_steps=steps),
     ):
-        with pytest.raises(ValueError, match=r"a step in at_steps is 2\.5: give an integer of at least 1"):
+        with pytest.raises(ValueError, match=r"a step in at_steps is 2\.5: give a whole number of at least 1"):
             build([1, 2.5])

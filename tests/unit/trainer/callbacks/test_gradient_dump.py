@@ -134,5 +134,5 @@ def test_a_disk_that_is_full_leaves_no_part_of_a_file(
 
 @pytest.mark.parametrize("name", ["every_n_steps", "first_step", "last_step", "max_files", "first_elements"])
 def test_nonsense_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0: give an integer of at least 1"):
+    with pytest.raises(ValueError, match=f"{name} is 0: give a whole number of at least 1"):
         GradientDump(tmp_path, **{name: 0})

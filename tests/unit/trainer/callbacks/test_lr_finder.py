@@ -343,7 +343,7 @@ def test_it_survives_any_use() -> None:
         ({"min_lr": 0.0}, r"min_lr is 0\.0 and max_lr 1\.0: give 0 < min_lr < max_lr"),
         ({"min_lr": 2.0}, r"min_lr is 2\.0"),
         ({"max_lr": math.inf}, "max_lr inf"),
-        ({"steps": 1}, "steps is 1: give an integer of at least 2"),
+        ({"steps": 1}, "steps is 1: give a whole number of at least 2"),
         ({"smoothing": 0.0}, r"smoothing is 0\.0: give the weight of the newest loss"),
         ({"smoothing": 1.1}, r"smoothing is 1\.1"),
         ({"divergence": 1.0}, r"divergence is 1\.0: give a factor above 1"),

@@ -97,9 +97,9 @@ def test_a_metric_with_the_name_of_a_number_is_refused_at_the_first_epoch(name: 
 
 
 def test_nonsense_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="every_n_steps is 0: give an integer of at least 1"):
+    with pytest.raises(ValueError, match="every_n_steps is 0: give a whole number of at least 1"):
         MetricSaver(tmp_path, every_n_steps=0)
-    with pytest.raises(ValueError, match="a step in at_steps is 0: give an integer of at least 1"):
+    with pytest.raises(ValueError, match="a step in at_steps is 0: give a whole number of at least 1"):
         MetricSaver(tmp_path, at_steps=[3, 0])
 
 

@@ -236,7 +236,7 @@ def test_files_that_cannot_be_written_are_a_warning_and_leave_nothing(
 )
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     name, value = next(iter(options.items()))
-    with pytest.raises(ValueError, match=f"{name} is {value}: give an integer of at least"):
+    with pytest.raises(ValueError, match=f"{name} is {value}: give a whole number of at least"):
         Profiler("folder", **options)
 
 
@@ -251,7 +251,7 @@ def test_survives_any_use(tmp_path: Path) -> None:
 def test_the_first_steps_may_be_skipped_and_the_first_only(tmp_path: Path) -> None:
     fit(Profiler(tmp_path, skip_first=3, wait=1, warmup=1, active=1, repeat=2, cuda_sync_events=True))
     assert names(tmp_path) == files(6, 9)
-    with pytest.raises(ValueError, match="skip_first is -1: give an integer of at least 0"):
+    with pytest.raises(ValueError, match="skip_first is -1: give a whole number of at least 0"):
         Profiler(tmp_path, skip_first=-1)
 
 

@@ -324,5 +324,5 @@ def test_the_scores_are_the_shares_of_spikes_lately_and_in_all() -> None:
     assert [metrics.get("loss_spike_score") for metrics in history] == [None, 1 / 60, 1 / 60, 0.0]
     assert [metrics["loss_spike_score_total"] for metrics in history] == [0.0, 1 / 80, 2 / 120, 2 / 160]
     assert history[2]["grad_norm_spike_score"] == 1 / 60
-    with pytest.raises(ValueError, match="rolling_window is 0: give an integer of at least 1"):
+    with pytest.raises(ValueError, match="rolling_window is 0: give a whole number of at least 1"):
         StabilityMonitor(rolling_window=0)

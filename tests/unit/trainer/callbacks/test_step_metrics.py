@@ -395,7 +395,7 @@ def test_a_file_that_was_removed_comes_back_with_its_header(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"every_n_steps": 0}, "every_n_steps is 0: give an integer of at least 1"),
+        ({"every_n_steps": 0}, "every_n_steps is 0: give a whole number of at least 1"),
         ({"transfer_every_n_steps": 1.5}, "transfer_every_n_steps is 1.5"),
         ({"format": "xml"}, "format is 'xml': give 'csv' or 'json'"),
         ({"metrics": "lr"}, r"metrics is 'lr': give a list, \[lr\]"),

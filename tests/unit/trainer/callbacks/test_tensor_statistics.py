@@ -298,7 +298,7 @@ def test_no_step_reads_from_the_device() -> None:
     ("arguments", "message"),
     [
         ({"gradients": False, "parameters": False}, "are all False: set one to True"),
-        ({"every_n_steps": 0}, "every_n_steps is 0: give an integer of at least 1"),
+        ({"every_n_steps": 0}, "every_n_steps is 0: give a whole number of at least 1"),
         ({"statistics": []}, "give a list of some of mean, std, norm"),
         ({"statistics": "norm"}, "statistics is 'norm': give a list"),
         ({"statistics": ["median"]}, r"statistics is \['median'\]"),

@@ -126,7 +126,7 @@ def test_a_state_of_another_model_and_a_place_that_takes_no_files_are_refused(tm
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"last_steps": 0, "every_n_steps": 3}, "last_steps is 0: give an integer of at least 1"),
+        ({"last_steps": 0, "every_n_steps": 3}, "last_steps is 0: give a whole number of at least 1"),
         ({"every_n_steps": True}, "every_n_steps is True"),
         ({"at_steps": [2, -1]}, "a step in at_steps is -1"),
         ({}, "nothing says when to merge: give every_n_steps or at_steps"),
