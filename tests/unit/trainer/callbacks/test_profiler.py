@@ -263,5 +263,5 @@ def test_the_processes_that_are_asked_for_write_files_of_their_own(
     fit(Profiler(tmp_path, wait=0, active=1, ranks=ranks))
     expected = ["operators-rank-1-step-00000002.txt", "trace-rank-1-step-00000002.json"]
     assert names(tmp_path) == (expected if written else [])
-    with pytest.raises(ValueError, match="rank 'all' is 'all': give an integer"):
+    with pytest.raises(ValueError, match="rank 'all' is 'all': give a whole number"):
         Profiler(tmp_path, ranks=["all"])
