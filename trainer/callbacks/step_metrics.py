@@ -139,9 +139,7 @@ class StepMetrics(Callback):
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Hand on what is left of a run that ends inside an epoch."""
         trainer.recorder.tap = None
-        if (
-            trainer.state.step_log is self.log
-        ):  # else the fit failed before it came here: the file is another run's
+        if trainer.state.step_log is self.log:  # else the fit failed before it came here: it is another run's file
             self._hand_on(trainer)
 
     def teardown(self, trainer: TrainerView) -> None:
