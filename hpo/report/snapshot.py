@@ -20,7 +20,7 @@ from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import study_directions
 
 Text = Callable[[str], str]
-#: Values beyond it, of either sign, are drawn at it: differences of larger ones are beyond what a float holds.
+#: Larger values, of either sign, are drawn at it: a float does not hold the differences between them.
 LARGEST_DRAWN: Final = 1e300
 
 
