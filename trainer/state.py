@@ -88,7 +88,8 @@ class TrainState:
         checkpoint_requests: How many checkpoints hooks have asked for, and how many of these permanent ones.
         checkpoint_blocks: Names of those who hold back checkpoints that may be removed.
         skips: What hooks asked to leave out of the running batch, or of the end of this epoch.
-        batch: The batch being worked on; hooks may replace it.
+        batch: The batch being worked on; hooks may replace it. It, its outputs and its loss are None once
+            ``on_fit_end`` is over.
         outputs: What the step returned as outputs for that batch; hooks may replace it.
         loss: Its loss, a scalar tensor on the device; hooks may replace it.
         evaluating: What the names of the numbers of the running or latest evaluation begin with: ``"val"``,

@@ -218,8 +218,8 @@ class Trainer:
         A checkpoint holds the size.
 
         Raises:
-            ValueError: The training data comes in batches of its own, or a pass is being trained on, or with
-                ``now`` a batch.
+            ValueError: The training data of the running fit comes in batches of its own, or a pass is being
+                trained on, or with ``now`` a batch.
         """
         batching = replace(self.batching, batch_size=batch_size)
         if self._stream is not None:

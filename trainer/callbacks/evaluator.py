@@ -104,7 +104,7 @@ class Evaluator(Callback):
         """Find the set, and take it out of the epochs' ends."""
         if trainer.state.is_new:
             self.history, self._latest, self._looked = [], {}, None
-        if self._looked is None:
+        if self._looked is None or self._looked > trainer.state.step:  # an earlier checkpoint was loaded
             self._looked = trainer.state.step
         names = trainer.evaluation.names
         if not names:

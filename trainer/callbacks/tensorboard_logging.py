@@ -129,17 +129,26 @@ class TensorBoardLogging(Callback):
     def _steps_folder(self) -> Path:
         return self.folder / "steps"
 
+    @property
+    def _lacking(self) -> Path:
+        """A file that says that those of the steps lack some: the next fit is to write all of them again."""
+        return self._steps_folder / "incomplete"
+
     def _step_files(self) -> list[Path]:
         return sorted(self._steps_folder.glob("events.out.tfevents.*"))
 
     def _continued_steps(self, writer_type: type[SummaryWriter], log: StepLog) -> SummaryWriter:
         """What writes the steps; TensorBoard drops those of older files from where this one begins."""
+        if self._lacking.exists():
+            for file in self._step_files():
+                file.write_bytes(b"")  # a reader may have it open
         known = any(file.stat().st_size for file in self._step_files())
         last = max((record.step for record in log), default=0)
         writer = writer_type(str(self._steps_folder), purge_step=last + 1 if known else 1)
         if not known:
             _add_steps(writer, log)
         writer.flush()
+        self._lacking.unlink(missing_ok=True)
         return writer
 
     def _start_session(self, writer: SummaryWriter, at: float | None) -> None:
@@ -162,10 +171,8 @@ class TensorBoardLogging(Callback):
                 with contextlib.suppress(OSError):
                     file_writer.close()
         if self._steps is not None:
-            # They lack steps from here on: the next fit is to write all of them again.
             with contextlib.suppress(OSError):
-                for file in self._step_files():
-                    file.write_bytes(b"")
+                self._lacking.touch()
         self._writer, self._steps = None, None
 
 

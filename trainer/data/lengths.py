@@ -83,6 +83,10 @@ def _by_parts(batch: Any, parts: Sequence[Any]) -> int | None:
     if len(entries) == 1 and one_by_one and all(isinstance(item, Tensor) for item in lists[0]):
         return entries.pop()
     common = _by_agreement(parts)
+    if common is None and len(entries) == 1 and all(map(_are_samples, lists)):
+        return entries.pop()
+    if common is None:  # as of inputs and targets with a hidden state, a mask or a number beside them
+        common = _by_agreement([next(_arrays(part), None) for part in parts])
     if common is not None:
         return common
     if len(entries) == 1:
@@ -91,6 +95,14 @@ def _by_parts(batch: Any, parts: Sequence[Any]) -> int | None:
         return len(batch)
     telling = (part for part in parts if isinstance(part, Mapping) or _is_array(part))
     return next((length for part in telling if (length := known_length(part)) is not None), None)
+
+
+def _are_samples(items: Sequence[Any]) -> bool:
+    """Whether arrays may be samples of one kind: sequences of many lengths, or images of many sizes."""
+    shapes = [tuple(item.shape) for item in items if isinstance(item, Tensor | np.ndarray)]
+    alike = len({len(shape) for shape in shapes}) == 1
+    kinds = min(len({shape[:1] for shape in shapes}), len({shape[1:] for shape in shapes}))
+    return len(shapes) == len(items) and alike and kinds == 1
 
 
 def _by_agreement(parts: Sequence[Any]) -> int | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
-from trainer.data.lengths import samples_in
+from trainer.data.lengths import batch_length
 from trainer.distributed.processes import Processes
 from trainer.step.supervised import Weight
 
@@ -62,7 +62,7 @@ def weight_of_batch(trainer: TrainerView) -> Weight:
     state = trainer.state
     if not state.manual:
         return state.weight
-    return 0.0 if state.absent else float(samples_in(state.batch))
+    return 0.0 if state.absent else float(batch_length(state.batch))
 
 
 def add_gradients(group: Processes, optimizer: Optimizer, weight: Weight) -> None:
