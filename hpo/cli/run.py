@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
@@ -49,10 +48,7 @@ _Timeout = Annotated[
     str | None,
     typer.Option(metavar="2h", help="Time limit; the next run resumes unfinished trials.", show_default=False),
 ]
-# When a submitted driver's time is over, in seconds since 1970; a person has no use for it.
-_Until = Annotated[float | None, typer.Option("--until", hidden=True)]
 _Detach = Annotated[bool, typer.Option("--detach", help="With --on: place agents, and leave them at work.")]
-_NO_TIME: Final = 1e-6  # seconds of a run that is to end at once; a time limit is more than none
 _NO_ENGINE: Final = "is about agents that an engine places"
 _Widen = Annotated[
     bool, typer.Option("--widen", help="Continue with a wider search space than the study was started with.")
@@ -65,7 +61,6 @@ def run(
     workers: Workers = None,
     n_trials: _NTrials = None,
     timeout: _Timeout = None,
-    until: _Until = None,
     storage: Storage = None,
     devices: Devices = None,
     output_dir: OutputDir = None,
@@ -91,8 +86,7 @@ def run(
     """
     del debug  # `main` looks for it
     refuse_both(quiet=quiet, json_=json_)
-    left = timeout if until is None else max(until - time.time(), _NO_TIME)
-    options = {"workers": workers, "n_trials": n_trials, "timeout": left, "devices": devices}
+    options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
     places = {"storage": storage, "output_dir": output_dir, "on": on, "agents": agents}
     spec = read_spec(study, overrides, require_search_space=True, **options, **places)
     placing = _placing(spec, overrides, {"--agents": agents, "--detach": detach, "--dry-run": dry_run})

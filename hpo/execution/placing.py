@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -160,10 +159,8 @@ def submit(placing: Placing, *, dry_run: bool) -> str:
         workers = () if order.workers is None else ("--workers", str(order.workers))
         command = ["run", str(order.study), *order.arguments, *workers]
         command += ["--on", placing.address.text, "--agents", f"{fewest}..{most}"]
-        if spec.run.timeout is not None and dry_run:  # nothing is known of when it is to run
+        if spec.run.timeout is not None:
             command += ["--timeout", f"{spec.run.timeout:.0f}"]
-        elif spec.run.timeout is not None:  # a job that its engine starts again has what is left
-            command += ["--until", f"{time.time() + spec.run.timeout:.0f}"]
         return engine.driver_script(command, order) if dry_run else engine.submit(command, order)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -127,13 +126,6 @@ class Reading(PaperEngine):
 
     def submit(self, command: Sequence[str], order: AgentOrder) -> str:
         return os.environ["HPO_STORAGE"]
-
-
-class Saying(PaperEngine):
-    """Says the command of a driver that is submitted."""
-
-    def submit(self, command: Sequence[str], order: AgentOrder) -> str:
-        return " ".join(command)
 
 
 def order_of(view: OpenStudy, workers: int | None = 1) -> AgentOrder:
@@ -535,21 +527,6 @@ def test_an_engine_is_closed_though_no_driver_has_run(studies: Studies, monkeypa
         with pytest.raises(StudyError, match="nothing listens"):
             run_on(placing, refuse, lambda _: None)
     assert [what for what, _ in engine.asked] == ["close", "close"]
-
-
-def test_a_submitted_driver_that_is_started_again_has_what_is_left_of_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hpo.execution.placing.engine_of", lambda _: Saying())
-    placing = placing_of(load_spec(study := make_study(tmp_path), ["run.on=local", "run.timeout=1h"]))
-    before = time.time()
-    given = submit(placing, dry_run=False).split()
-    assert before + 3599 < float(given[given.index("--until") + 1]) < time.time() + 3601
-    assert "--timeout" not in given
-    monkeypatch.undo()
-    late = hpo("run", study, "--on", "local", "--timeout", "1h", "--until", f"{before - 1:.0f}")
-    assert "the time limit is reached" in late.stdout
-    assert "agent" not in late.stdout.partition("runs on")[2], "none is placed"
 
 
 def test_a_password_reaches_agents_by_the_environment_alone(
