@@ -95,8 +95,11 @@ def _path(node: ast.AST) -> str | None:
         return None if above is None else f"{above}.{node.attr}"
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant | ast.Name | ast.Attribute):
         above = _path(node.value)
+        quoted = isinstance(node.slice, ast.Constant)
         key = node.slice.value if isinstance(node.slice, ast.Constant) else _path(node.slice)
-        return _below(above, key) if above is not None and isinstance(key, str | int) else None
+        if above is None or not isinstance(key, str | int):
+            return None
+        return _below(above, key) if quoted else f"{above}[{key}]"  # without quotes as `search_space` has it
     return None
 
 

@@ -82,17 +82,17 @@ def _by_parts(batch: Any, parts: Sequence[Any]) -> int | None:
     one_by_one = len(lists) > 1 and all(isinstance(item, Mapping) for item in lists[-1])  # as boxes of images
     if len(entries) == 1 and one_by_one and all(isinstance(item, Tensor) for item in lists[0]):
         return entries.pop()
-    common = _by_agreement(parts)
-    if common is None and len(entries) == 1 and all(map(_are_samples, lists)):
+    if (common := _by_agreement(parts)) is not None:
+        return common
+    if isinstance(batch, list) and all(isinstance(part, Mapping) for part in parts):
+        return len(batch)
+    if len(entries) == 1 and all(map(_are_samples, lists)):
         return entries.pop()
-    if common is None:  # as of inputs and targets with a hidden state, a mask or a number beside them
-        common = _by_agreement([next(_arrays(part), None) for part in parts])
-    if common is not None:
+    # As of inputs and targets that have a hidden state, a mask or a number beside them.
+    if (common := _by_agreement([next(_arrays(part), None) for part in parts])) is not None:
         return common
     if len(entries) == 1:
         return entries.pop()
-    if isinstance(batch, list) and all(isinstance(part, Mapping) for part in parts):
-        return len(batch)
     telling = (part for part in parts if isinstance(part, Mapping) or _is_array(part))
     return next((length for part in telling if (length := known_length(part)) is not None), None)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from hpo.errors import StudyError
+from hpo.execution.launchers.safe_path import looks_here
 
 #: Environment variable in which an agent finds the id of its placement.
 PLACEMENT_ENV: Final = "HPO_PLACEMENT"
@@ -94,9 +95,8 @@ def driver_command(command: Sequence[str]) -> list[str]:
     return [*HPO, *command]
 
 
-#: What starts hpo with the Python that runs now, from any folder: -P, for that may be a study's, with its own
-#: `trainer.py`.
-HPO: Final = (sys.executable, "-P", "-m", "hpo")
+#: What starts hpo with the Python that runs now, and with what it finds; see `launchers.safe_path`.
+HPO: Final = (sys.executable, *(() if looks_here() else ("-P",)), "-m", "hpo")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,14 @@
-"""Programs of ours import nothing from their working folder: it may be a study's, with its own `trainer.py`."""
+"""Programs of ours import nothing from their working folder: it may be a study's, with its own `trainer.py`.
+
+They do where this program does: it may have found hpo itself there, or the packages that a study names.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final
 
 from hpo.config.variables import in_environment
@@ -13,9 +18,18 @@ _NAME: Final = "PYTHONSAFEPATH"
 _OURS: Final = "hpo"
 
 
+def looks_here() -> bool:
+    """Whether this program looks for modules in its working folder."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was deleted
+        return False
+    return any(Path(entry).absolute() == here for entry in sys.path)
+
+
 def safe_path() -> AbstractContextManager[None]:
-    """A Python that is started inside looks for no modules in its working folder."""
-    return in_environment({_NAME: os.environ.get(_NAME) or _OURS})
+    """A Python that is started inside looks for no modules in its working folder, where this one does not."""
+    return in_environment({} if looks_here() else {_NAME: os.environ.get(_NAME) or _OURS})
 
 
 def forget() -> None:

@@ -187,6 +187,12 @@ def test_a_parameter_that_python_has_no_name_for_is_written_in_brackets(tmp_path
     assert in_where.holds({**point, "model.heads": 4})
 
 
+def test_a_parameter_in_brackets_without_quotes_is_named_as_the_search_space_has_it(tmp_path: Path) -> None:
+    free = {"type": "float", "low": 0.5, "high": 2.0}
+    spec = spec_of(tmp_path, ["model.params[rate] >= 1"], **{"model.params[rate]": free})
+    assert spec.where[0].names == {"model.params[rate]"}
+
+
 @pytest.mark.parametrize(
     ("where", "said", "fix"),
     [
