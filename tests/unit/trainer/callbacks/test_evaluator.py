@@ -366,3 +366,16 @@ def test_an_evaluation_that_is_broken_off_is_made_by_the_next_fit(
     assert broken == [broken_at]
     assert_same(frozen(trainer), frozen(whole))
     assert (tmp_path / "broken" / "steps.csv").read_text() == (tmp_path / "whole" / "steps.csv").read_text()
+
+
+def test_an_earlier_checkpoint_in_the_same_trainer_is_not_evaluated_again() -> None:
+    start = make_trainer([], max_epochs=1)
+    start.fit(regression(), SETS)
+    evaluator = Evaluator("hard", every_n_steps=2)
+    trainer = make_trainer([evaluator], max_epochs=3)
+    trainer.fit(regression(), SETS)
+    before = len(evaluator.history)
+    trainer.load_state_dict(start.state_dict())
+    trainer.fit(regression(), SETS)
+    after = [each["step"] for each in evaluator.history[before:]]
+    assert after == [step for step in range(start.state.step + 1, trainer.state.step + 1) if step % 2 == 0]
