@@ -354,12 +354,8 @@ def test_tensorboard_has_all_steps_again_in_the_fit_after_a_full_disk(
     end = At("on_train_batch_end", lambda t: t.state.stop("interrupted", now=True), lambda t: t.state.step == 7)
     stopped = run(*callbacks(), look, full, end)
     monkeypatch.undo()
-    assert [step for step, _ in shown_in_tensorboard(tmp_path)] == [
-        1,
-        2,
-        3,
-        4,
-    ]  # what was written stays until then
+    kept = [step for step, _ in shown_in_tensorboard(tmp_path)]
+    assert kept == [1, 2, 3, 4], "what was written stays until then"
     time.sleep(1.1)  # a file's name begins with the second, by which the reader that is open knows the later one
     run(*callbacks(), checkpoint=through_file(stopped.state_dict()))
     steps = [(int(row["step"]), float(torch.tensor(row["train_loss"]))) for row in rows(tmp_path / "steps.csv")]
