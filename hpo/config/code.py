@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hpo.config.study_modules import holds_module, source_of
 from hpo.config.targets import named_targets
+from trainer.syntax import syntax_tree
 
 if TYPE_CHECKING:
     from hpo.config.spec import StudySpec
@@ -203,7 +204,7 @@ def _development_base(top: str) -> Path | None:
 def _parsed(source: bytes) -> ast.Module | None:
     """The syntax tree, without what is done only when the module is run as a script; None for a damaged file."""
     try:
-        tree = ast.parse(source)
+        tree = syntax_tree(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     tree.body = [inner for node in tree.body for inner in _imported(node)]
