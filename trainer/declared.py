@@ -14,7 +14,6 @@ from torch import Tensor
 
 from trainer.callback import Callback
 from trainer.events import EVENTS
-from trainer.syntax import syntax_tree
 
 #: Where what is set is set again by a resumed run, or matters to none.
 _ELSEWHERE: Final = frozenset(
@@ -125,7 +124,7 @@ def _reached(kind: type[Callback], hook: Callable[..., Any]) -> Iterator[_Sets]:
 def _sets(method: Callable[..., Any]) -> _Sets:
     """What a method's source shows; nothing where there is none to be read, as of what ``exec`` made."""
     try:
-        tree = syntax_tree(textwrap.dedent(inspect.getsource(method)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
     except (OSError, TypeError, SyntaxError):
         return _Sets(frozenset(), frozenset(), frozenset())
     own = next(iter(inspect.signature(method).parameters), "")

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hpo.config.study_modules import holds_module, source_of
 from hpo.config.targets import named_targets
-from trainer.syntax import syntax_tree
 
 if TYPE_CHECKING:
     from hpo.config.spec import StudySpec
@@ -204,7 +203,7 @@ def _development_base(top: str) -> Path | None:
 def _parsed(source: bytes) -> ast.Module | None:
     """The syntax tree, without what is done only when the module is run as a script; None for a damaged file."""
     try:
-        tree = syntax_tree(source)
+        tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     tree.body = [inner for node in tree.body for inner in _imported(node)]

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from hpo.config.paths import PathError, join_path, same, split_path
 from hpo.config.schema_space import label
-from trainer.syntax import syntax_tree
 
 Value = Callable[[Mapping[str, Any]], Any]
 #: From the least to the greatest value, both included.
@@ -68,7 +67,7 @@ def parsed(text: str) -> Parsed:
     if len(text) > _LONGEST:
         raise ExpressionError(f"has more than {_LONGEST} characters", 1, "write several shorter ones")
     try:
-        tree = syntax_tree(text.strip(), mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body
         names = dict(_names(tree))
         interval = (lambda known: _interval(tree, known)) if _is_arithmetic(tree) else None
         return Parsed(names, _value(tree), interval)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from hpo.config.study_modules import source_of
-from trainer.syntax import syntax_tree
 
 _T = TypeVar("_T")
 _DIRECTIONS: Final = ("minimize", "maximize")
@@ -35,7 +34,7 @@ def script_of(function: Callable[..., Any]) -> Script:
     """What the file of an objective says; nothing where it can't be read, or says different things."""
     try:
         code = inspect.unwrap(function) if inspect.isroutine(function) else type(function)
-        tree = syntax_tree(source_of(Path(inspect.getfile(code))))
+        tree = ast.parse(source_of(Path(inspect.getfile(code))))
     except (OSError, TypeError, SyntaxError, ValueError):  # it comes from no file of Python's
         return Script()
     directions = {_directions(call) for call in _calls(tree, "create_study")}

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from hpo.config.schema import FREE_SECTIONS
 from hpo.config.spec import StudySpec
-from trainer.syntax import syntax_tree
 
 #: Libraries known to start no thread, no CUDA and no connection when they are imported. What a study imports of
 #: them is imported once, ahead of the workers; any other library each worker imports by itself.
@@ -67,7 +66,7 @@ def forkable_imports(spec: StudySpec) -> set[str]:
     found |= set(_target_roots(spec.base_config()["search_space"]))
     for file in spec.folder.glob("*.py"):
         with contextlib.suppress(SyntaxError, UnicodeDecodeError, OSError):  # said when the study is checked
-            found |= set(_imported(syntax_tree(file.read_bytes())))
+            found |= set(_imported(ast.parse(file.read_bytes())))
     return {name for name in found if name.partition(".")[0] in FORKABLE}
 
 
