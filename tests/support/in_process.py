@@ -39,6 +39,9 @@ from hpo.trial.builder import Builder
 from hpo.trial.resources import study_slots
 from hpo.trial.stopping import StopRequest
 
+#: Held by the worker that opens its study. It reads Python's source, and two threads that do so, by `ast.parse` or
+#: by `inspect.signature`, may end in `SystemError: AST constructor recursion depth mismatch`, a fault of CPython.
+_LOADING = threading.Lock()
 #: Held by the worker that trains.
 _TURN = threading.Lock()
 #: Seconds after which a worker that waits for its turn looks whether it is asked to leave.
@@ -116,7 +119,9 @@ class InProcessWorker:
         order, ended = self._order, WhyOver.ASKED
         order.log.parent.mkdir(parents=True, exist_ok=True)
         owner = Owner.current(worker=self.label, device=order.slot.label)
-        opened = replace(load_study(order.spec, owner), scheduler=order.scheduler)
+        with _LOADING:
+            loaded = load_study(order.spec, owner)
+        opened = replace(loaded, scheduler=order.scheduler)
         try:
             builder = self._in_turn(self._loaded)
             if builder is not None:
