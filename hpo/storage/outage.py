@@ -59,7 +59,7 @@ _SQLITE_FAILURES: Final = {
 _SQLITE_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _RESTORE: Final = "restore a copy of it, or use what `sqlite3 FILE .recover | sqlite3 NEW` can save in its place"
 _RESUME: Final = "then resume the study with `hpo run`"
-_SHORTER: Final = "shorten it; the name of a study, a parameter or an attribute has 512 characters at most"
+_SHORTER: Final = "shorten it; names of studies, parameters and attributes have 512 characters at most, and no NUL"
 
 #: What a storage inherits from Optuna's, and does in one transaction or a few.
 INHERITED: Final = (
@@ -84,6 +84,10 @@ class DatabaseError(StudyError, StorageInternalError):
 
 class DatabaseGoneError(DatabaseError):
     """The database's file was removed or replaced while it was in use."""
+
+
+class RefusedValueError(StudyError):
+    """The database can't hold a value, such as a name that is too long; it works for all others."""
 
 
 class DatabaseAwayError(StudyError):
@@ -197,6 +201,8 @@ def inheriting_patience(cls: _C) -> _C:
 def tell_outages(engine: sa.Engine, shown: str) -> None:
     """Make an engine raise `DatabaseAwayError` for what may work later, and `DatabaseError` for what does not.
 
+    A value that the database can't hold is a `RefusedValueError`.
+
     Args:
         engine: The engine.
         shown: The database's name, for people.
@@ -219,7 +225,9 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
         if _is_broken_off(error):
             return DatabaseAwayError(first_line(error))
         if isinstance(context.sqlalchemy_exception, sa.exc.DataError):
-            return DatabaseError(f"{shown}: the database refuses a value: {first_line(error)}\n  fix: {_SHORTER}")
+            return RefusedValueError(
+                f"{shown}: the database refuses a value: {first_line(error)}\n  fix: {_SHORTER}"
+            )
         failed = isinstance(context.sqlalchemy_exception, sa.exc.OperationalError | sa.exc.InternalError)
         if not failed or isinstance(error, sqlite3.Error):  # a statement that is wrong is this program's mistake
             return None

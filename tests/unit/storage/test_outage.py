@@ -29,7 +29,7 @@ from hpo.storage import ledger
 from hpo.storage.beats import Heartbeat
 from hpo.storage.grants import Grant, Granted, OldGrantError, grants_of
 from hpo.storage.ledger import Owner
-from hpo.storage.outage import DatabaseAwayError, DatabaseError, Patience
+from hpo.storage.outage import DatabaseAwayError, DatabaseError, Patience, RefusedValueError
 from hpo.storage.study_storage import StudyStorage, open_storage
 from tests.support.databases import server_of
 from tests.support.lossy import Losses, lossy
@@ -468,7 +468,7 @@ def test_a_name_that_is_too_long_is_an_error_with_a_fix(server: DatabaseServer) 
             lambda: storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "n" * 600),
             lambda: trial.set_user_attr("n" * 600, 1),
         ):
-            with pytest.raises(DatabaseError, match=r"refuses a value: .*too long") as caught:
+            with pytest.raises(RefusedValueError, match=r"refuses a value: .*too long") as caught:
                 write()
             assert "\n  fix: shorten it; " in str(caught.value)
         load(storage).tell(trial, 1.0)

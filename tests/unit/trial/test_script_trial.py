@@ -18,7 +18,7 @@ from optuna.trial import FixedTrial
 from hpo.errors import StudyError
 from hpo.execution.observer import Observer
 from hpo.search.schedulers.pruner import PrunerScheduler
-from hpo.storage.attributes import BEST_ATTR
+from hpo.storage.attributes import BEST_ATTR, REASON_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.study.status import study_trials
@@ -28,6 +28,7 @@ from hpo.trial.script_trial import ScriptTrial, session_of
 from hpo.trial.session import MAX_STEP
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import FunctionCode
+from tests.support.databases import server_of
 from tests.support.pausing import PauseAll
 from tests.support.studies import Studies, take
 from tests.unit.trial.test_callbacks import AskedAt
@@ -108,6 +109,29 @@ def test_it_is_a_trial_of_optuna_with_what_a_session_has(studies: Studies) -> No
         config = yaml.safe_load((trial.folder / "config.yaml").read_text())
         assert config["params"] == params
         assert (report.outcome, report.value) == (Outcome.COMPLETE, params["x"])
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda trial: trial.suggest_float("x" * 600, 0, 1),
+        lambda trial: trial.set_user_attr("x" * 600, 1),
+        lambda trial: trial.set_constraint("x" * 600, 1.0),
+    ],
+    ids=["a parameter", "an attribute", "a constraint"],
+)
+def test_a_name_that_the_database_refuses_fails_its_trial_alone(
+    studies: Studies, kind: str, write: Objective, request: pytest.FixtureRequest
+) -> None:
+    url = server_of(kind, request).new_database(ready=True)
+    with studies.open(f"run.storage={url}", text=STUDY, code=CODE) as (view,):
+        failed = run(view, lambda trial: trial.suggest_float("y", 0, 1) + write(trial))
+        assert failed.outcome == Outcome.ERROR
+        assert "the database refuses a value: " in failed.reason
+        assert "the database refuses a value: " in stored(view).user_attrs[REASON_ATTR]
+        assert stored(view).params == {"y": failed.params["y"]}
+        assert run(view, lambda trial: trial.suggest_float("y", 0, 1)).outcome == Outcome.COMPLETE
 
 
 def test_a_trial_that_starts_again_gets_the_parameters_that_it_has_drawn(studies: Studies) -> None:
