@@ -49,6 +49,8 @@ _Timeout = Annotated[
     typer.Option(metavar="2h", help="Time limit; the next run resumes unfinished trials.", show_default=False),
 ]
 _Detach = Annotated[bool, typer.Option("--detach", help="With --on: place agents, and leave them at work.")]
+# The `hpo submit` that has started this driver, whose time limit counts from its first start.
+_Submission = Annotated[str | None, typer.Option("--submission", hidden=True)]
 _NO_ENGINE: Final = "is about agents that an engine places"
 _Widen = Annotated[
     bool, typer.Option("--widen", help="Continue with a wider search space than the study was started with.")
@@ -67,6 +69,7 @@ def run(
     on: On = None,
     agents: Agents = None,
     detach: _Detach = False,
+    submission: _Submission = None,
     dry_run: DryRun = False,
     accept_code_change: AcceptCodeChange = False,
     widen: _Widen = False,
@@ -106,7 +109,13 @@ def run(
             from hpo.execution.placing import run_on
 
             ending = run_on(
-                placing, listen, warn, detach=detach, accept_code_change=accept_code_change, widen=widen
+                placing,
+                listen,
+                warn,
+                detach=detach,
+                submission=submission,
+                accept_code_change=accept_code_change,
+                widen=widen,
             ).value
     from hpo.console.lines import kept_arguments
 

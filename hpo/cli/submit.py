@@ -33,7 +33,8 @@ def submit(
         int | None, typer.Option(min=1, help="Trials to finish in all.", show_default=False)
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option(metavar="2h", help="Time limit of the run.", show_default=False)
+        str | None,
+        typer.Option(metavar="2h", help="Time limit from the driver's first start.", show_default=False),
     ] = None,
     devices: Devices = None,
     dry_run: DryRun = False,

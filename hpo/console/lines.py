@@ -260,7 +260,9 @@ def kept_arguments(study: Path, overrides: list[str] | None, storage: str | None
 
 def same_command() -> str:
     """The command that is running, as a shell reads it; without passwords of URLs."""
-    return f"{_command()} {shlex.join(map(without_password, sys.argv[1:]))}"
+    # A person who runs it has all of its time limit, and is no start of a submitted driver.
+    words = [without_password(word) for word in sys.argv[1:] if not word.startswith("--submission=")]
+    return f"{_command()} {shlex.join(words)}"
 
 
 def _command() -> str:

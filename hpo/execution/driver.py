@@ -24,6 +24,7 @@ from hpo.execution.signals import Signals, at_terminal, heard
 from hpo.execution.supervisor import Ending, Reporter
 from hpo.execution.upkeep import Upkeep
 from hpo.storage.agents import stop_request
+from hpo.storage.attributes import DEADLINE_ATTR
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import LOST, STOPPED, Settled, Verdict
 from hpo.study.open_study import OpenStudy
@@ -48,6 +49,7 @@ class Driver:
         report: Called with who says it and what is said, and with a `Tick` every second; an OSError of it means
             that the reader is gone: the driver leaves.
         detach: Place agents, and leave them.
+        submission: Id of the `hpo submit` whose driver this is; the time limit counts from its first start.
     """
 
     def __init__(
@@ -59,15 +61,15 @@ class Driver:
         report: Reporter,
         *,
         detach: bool = False,
+        submission: str | None = None,
     ) -> None:
-        timeout = opened.spec.run.timeout
         self._opened = opened
         self._engine = engine
         self._workers = order.workers or 1
         self._fewest, self._most = agents
         self._reporter = report
         self._detach = detach
-        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._deadline = time.monotonic() + _time_left(opened, submission)
         self._upkeep = Upkeep(opened, self._of_upkeep)
         with opened.storage.engine.connect() as conn:
             self._stop_seen = stop_request(conn, opened.study_id)
@@ -239,6 +241,20 @@ class Driver:
         except OSError:  # the terminal has been closed, or what read our output has ended
             self._reporter = lambda *_: None
             self._leave(Ending.DETACHED)
+
+
+def _time_left(opened: OpenStudy, submission: str | None) -> float:
+    """Seconds until the time limit; a submitted driver's first start stores when that is, for its later ones."""
+    timeout = opened.spec.run.timeout
+    if timeout is None or submission is None:
+        return math.inf if timeout is None else timeout
+    storage, study_id, key = opened.storage, opened.study_id, f"{DEADLINE_ATTR}{submission}"
+    now = time.time()  # another machine's monotonic clock is another
+    deadline: float | None = storage.get_study_system_attrs(study_id).get(key)
+    if deadline is None:
+        deadline = now + timeout
+        storage.set_study_system_attr(study_id, key, deadline)
+    return deadline - now
 
 
 def _ends_a_trial(said: Message | Settled) -> bool:

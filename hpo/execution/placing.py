@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -107,6 +108,7 @@ def run_on(
     accept_code_change: bool = False,
     widen: bool = False,
     detach: bool = False,
+    submission: str | None = None,
 ) -> Ending:
     """Bring a study's trials to their end with agents that an engine places.
 
@@ -117,6 +119,7 @@ def run_on(
         accept_code_change: As there.
         widen: As there.
         detach: Place agents, and leave them.
+        submission: As of `hpo.execution.driver.Driver`.
 
     Returns:
         Why it ended.
@@ -144,7 +147,8 @@ def run_on(
             with in_environment(placing.variables), contextlib.closing(engine_of(address)) as engine:
                 agents = placing.agents(engine)
                 listener = listen(opened)
-                driver = Driver(opened, engine, placing.order, agents, listener.heard, detach=detach)
+                heard = listener.heard
+                driver = Driver(opened, engine, placing.order, agents, heard, detach=detach, submission=submission)
                 placed = Placed(address.text, *agents)
                 return listened_to(opened, listener, lambda: listener.begin({}, placed), driver.run)
         finally:
@@ -161,6 +165,8 @@ def submit(placing: Placing, *, dry_run: bool) -> str:
         command += ["--on", placing.address.text, "--agents", f"{fewest}..{most}"]
         if spec.run.timeout is not None:
             command += ["--timeout", f"{spec.run.timeout:.0f}"]
+            if not dry_run:  # who keeps the script may run it again, with all of its time
+                command.append(f"--submission={uuid.uuid4().hex}")
         return engine.driver_script(command, order) if dry_run else engine.submit(command, order)
 
 

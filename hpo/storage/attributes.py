@@ -39,6 +39,8 @@ BEGUN_ATTR: Final = "hpo:begun"
 INITIAL_TRIALS_ATTR: Final = "hpo:initial_trials"
 #: The latest request that its agents leave: a text that differs from all before it (`hpo stop`).
 STOP_ATTR: Final = "hpo:stop"
+#: Begins the key of when a submitted driver's time is over, in seconds since 1970; the submission's id follows.
+DEADLINE_ATTR: Final = "hpo:deadline:"
 
 # ---- of a trial: user attributes
 #: How it ended, where Optuna's state does not say: an `Outcome`.

@@ -128,6 +128,15 @@ class Reading(PaperEngine):
         return os.environ["HPO_STORAGE"]
 
 
+class Saying(PaperEngine):
+    """Says the command of a driver that is submitted."""
+
+    def submit(self, command: Sequence[str], order: AgentOrder) -> str:
+        return " ".join(command)
+
+    driver_script = submit
+
+
 def order_of(view: OpenStudy, workers: int | None = 1) -> AgentOrder:
     return AgentOrder(view.spec.path, view.spec.study.name, view.spec.output_dir / "agents", workers=workers)
 
@@ -527,6 +536,41 @@ def test_an_engine_is_closed_though_no_driver_has_run(studies: Studies, monkeypa
         with pytest.raises(StudyError, match="nothing listens"):
             run_on(placing, refuse, lambda _: None)
     assert [what for what, _ in engine.asked] == ["close", "close"]
+
+
+def test_the_time_limit_of_a_submitted_driver_counts_from_its_first_start(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1e9
+    monkeypatch.setattr("hpo.execution.driver.time.time", lambda: now)
+    with studies.open("run.timeout=1h", "run.on=local") as (view,):
+
+        def driver(by: str | None, engine: PaperEngine) -> Driver:
+            return Driver(view, engine, order_of(view), (1, 1), lambda *_: None, detach=True, submission=by)
+
+        assert driver("a", PaperEngine()).run() is Ending.DETACHED
+        now += 3599
+        assert driver("a", PaperEngine()).run() is Ending.DETACHED
+        now += 2
+        late = PaperEngine()
+        assert driver("a", late).run() is Ending.TIMEOUT
+        assert late.placed == []
+        for other in ("b", None):  # submitted later, and a person's
+            assert driver(other, PaperEngine()).run() is Ending.DETACHED
+        monkeypatch.undo()
+        given = ("--on", "local", "--timeout", "1h", "--submission=a")
+        assert "the time limit is reached" in hpo("run", view.spec.path, *given).stdout
+
+
+def test_each_submission_has_a_time_limit_of_its_own_and_a_script_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpo.execution.placing.engine_of", lambda _: Saying())
+    placing = placing_of(load_spec(make_study(tmp_path), ["run.on=local", "run.timeout=1h"]))
+    first, second = (submit(placing, dry_run=False) for _ in range(2))
+    assert "--timeout 3600 --submission=" in first
+    assert first != second
+    assert submit(placing, dry_run=True).endswith("--timeout 3600")
 
 
 def test_a_password_reaches_agents_by_the_environment_alone(

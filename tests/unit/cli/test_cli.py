@@ -346,6 +346,11 @@ def test_the_commands_that_a_run_ends_with_show_no_password(monkeypatch: pytest.
     assert "sesame" not in same_command()
 
 
+def test_the_command_that_is_shown_is_no_start_of_a_submitted_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["hpo", "run", "study.yaml", "--timeout", "9", "--submission=1f"])
+    assert same_command() == "hpo run study.yaml --timeout 9"
+
+
 def test_the_commands_that_a_run_ends_with_work(tmp_path: Path) -> None:
     study = make_study(tmp_path / "a b")
     printed = hpo(
