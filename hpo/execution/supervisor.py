@@ -31,6 +31,7 @@ _TICK: Final = 1.0
 _GRACE: Final = 30.0
 #: Seconds of loading by each trial that are worth a word.
 _LONG_LOADING: Final = 1.0
+_LIVES_ON: Final = "it waits inside the kernel; a run after its end resumes what it holds"
 _SIGNALS: Final = (signal.SIGINT, *REQUESTS)
 
 
@@ -96,6 +97,7 @@ class Supervisor:
         self._next_tick = 0.0
         self._failed: StudyError | None = None
         self._kill_at = math.inf
+        self._killed = False
 
     def run(self) -> Ending:
         """Work until every trial has ended, the time is over, or a signal comes.
@@ -115,7 +117,7 @@ class Supervisor:
                 self._stop_at_goal()
                 self._stop_on_request()
                 self._refill()
-                while self._workers or (self._ending is Ending.DONE and not self._has_ended()):
+                while self._is_needed():
                     try:
                         self._wait(signals)
                     except StudyError as error:
@@ -126,6 +128,12 @@ class Supervisor:
         if self._failed is not None:
             raise self._failed
         return self._ending
+
+    def _is_needed(self) -> bool:
+        """Whether a worker is left whose end is to be waited for, or something to be done."""
+        # What lives on though it was killed may do so for ever; then its lease is left to a later run.
+        waits = bool(self._workers) and not self._killed
+        return waits or (self._ending is Ending.DONE and not self._has_ended())
 
     def _has_ended(self) -> bool:
         """Whether nothing is left to be done in the study; then its paused trials are pruned."""
@@ -297,7 +305,8 @@ class Supervisor:
             self._notify("", Notice(f"stopping: each worker finishes its batch and checkpoints{more}"))
 
     def _kill_all(self) -> None:
-        """End every worker left, with its children, and give their trials back."""
+        """End every worker left, with its children, and give back the trials of those that are gone."""
+        self._killed = True
         for worker in self._workers.values():
             worker.kill()
         for change in self._launcher.changes():
@@ -308,3 +317,5 @@ class Supervisor:
             with contextlib.suppress(DatabaseError):  # a full disk; the others are settled all the same
                 if verdict is not None:
                     self._upkeep.settle(change.worker.label, change.worker.trial_pid, verdict)
+        for label, worker in self._workers.items():
+            self._note("", f"{label} was killed, and process {worker.worker.pid} lives on: ", _LIVES_ON)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
 import os
 import sys
 from collections.abc import Iterator
@@ -74,6 +75,11 @@ class LoneContext(SpawnContext):
     """The context of processes that are started anew: nothing of them stays when they have ended."""
 
     Process = LoneProcess
+
+
+def leave_alone(process: BaseProcess) -> None:
+    """Have Python not wait for a process when this one exits; it would do so without end."""
+    multiprocessing.process._children.discard(process)  # type: ignore[attr-defined] # noqa: SLF001
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import re
+import socket
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from optuna.trial import TrialState
 
 from hpo.errors import StudyError
 from hpo.execution.launchers.forkserver import start_fork_server
+from hpo.execution.launchers.launcher import WorkerEnded
 from hpo.execution.launchers.local import LocalLauncher
 from hpo.execution.messages import EpochsEnded, Leaving, Notice, Ready, Started, Tick
 from hpo.execution.news import News
@@ -535,6 +537,40 @@ def test_workers_that_are_stopped_immediately_are_heard_as_any(studies: Studies)
         supervisor._refill()
         supervisor._kill_all()
     assert not of(Ready, heard) + of(Leaving, heard)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_process_that_lives_on_nor_gives_its_trial_to_others(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process in an uninterruptible sleep is one that no signal ends."""
+    overrides = ("model.delay=0.3", "trainer.max_epochs=1000")
+    monkeypatch.setattr("hpo.execution.launchers.local._PATIENCE", 0.2)
+    heard: list[Any] = []
+    with studies.open(*overrides) as (view,):
+        start_fork_server(view.spec)
+        launcher = LocalLauncher(deal(["cpu"], 1), worker_logs(view.spec))
+        supervisor = Supervisor(view, launcher, lambda _, said: heard.append(said))
+
+        def insist(signals: object) -> None:
+            launcher.wait(1.0, wake)
+            supervisor._take_changes()
+            if of(EpochsEnded, heard):
+                supervisor._hear_signals(types.SimpleNamespace(take=lambda: None, insisted=True))
+
+        monkeypatch.setattr(supervisor, "_wait", insist)
+        with monkeypatch.context() as patch:
+            patch.setattr("hpo.execution.launchers.local.kill_group", lambda *_, **__: None)
+            wake, waker = socket.socketpair()
+            with wake, waker:
+                assert supervisor.run() is Ending.INTERRUPTED
+            (worker,) = [each.worker for each in supervisor._workers.values()]
+            assert view.requeue_dead() == []
+            assert [trial.state for trial in view.study.get_trials()] == [TrialState.RUNNING]
+        said = [each.text for each in of(Notice, heard)]
+        assert [text for text in said if f"process {worker.pid} lives on: it waits inside the kernel" in text]
+        worker.kill()
+        wait_until(lambda: [each for each in launcher.changes() if isinstance(each, WorkerEnded)])
+        assert [each.state for each in view.requeue_dead()] == [TrialState.WAITING]
 
 
 def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from hpo.execution.pulse import (
     held_by,
 )
 from hpo.storage.machine import process_start
-from hpo.trial.mainless import MainlessContext
+from hpo.trial.mainless import MainlessContext, leave_alone
 from hpo.trial.resources import Slot
 
 #: Seconds that a killed process may take to be gone, and between two looks at it.
@@ -57,6 +57,7 @@ class LocalWorker:
     channel: Connection[Command, Message]
     pulse: Pulse
     struck_before: int
+    _patience_ends: float | None = None
 
     @property
     def pid(self) -> int:
@@ -99,10 +100,17 @@ class LocalWorker:
             self.channel.send(command)
 
     def kill(self) -> None:
-        """End it with all its processes, and wait for that."""
-        kill_group(self.pid)
-        self._end_trial_processes()
-        self.process.join()
+        """End it with all its processes, and wait for that, but no longer than `_PATIENCE` in all.
+
+        A process in an uninterruptible sleep, say on a file server that is away, lives on until it wakes.
+        """
+        kill_group(self.pid, only_group=self.process.exitcode is not None)
+        if self._patience_ends is None:
+            self._patience_ends = time.monotonic() + _PATIENCE
+        self._end_trial_processes(self._patience_ends)
+        self.process.join(max(0.0, self._patience_ends - time.monotonic()))
+        if self.process.exitcode is None:
+            leave_alone(self.process)
 
     def changes(self) -> Iterator[Said | WorkerEnded]:
         """What it has said since the last time, and its end."""
@@ -115,18 +123,17 @@ class LocalWorker:
     def _bury(self) -> WorkerEnded:
         """Clean up after it: what it left running, and our end of the channel."""
         kill_group(self.pid, only_group=True)
-        self._end_trial_processes()
+        self._end_trial_processes(time.monotonic() + _PATIENCE)
         self.process.join()
         self.channel.close()
         exitcode = self.process.exitcode
         return WorkerEnded(self, death_of(exitcode, self.struck_before), in_order=not exitcode)
 
-    def _end_trial_processes(self) -> None:
+    def _end_trial_processes(self, deadline: float) -> None:
         """Kill the process of its trial with all that it started, and wait for its end: it holds the lease."""
         left = [pid for pid in (self.trial_pid, int(self.pulse[ENDING])) if pid]
         for pid in left:
             kill_group(pid, only_group=True)
-        deadline = time.monotonic() + _PATIENCE
         while any(process_start(pid) is not None for pid in left) and time.monotonic() < deadline:
             time.sleep(_LOOK)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from hpo.execution.pulse import BEAT, DECIDING, PULSE_LENGTH
 from hpo.execution.supervised import Running, Supervised
 from hpo.storage.ledger import Lease
 from hpo.storage.recovery import LOST, STOPPED, Verdict
-from tests.support.commands import PATIENCE
+from tests.support.commands import PATIENCE, wait_until
 from tests.support.owners import forked
 
 LATE = Limits(wall_s=10.0)
@@ -88,6 +89,25 @@ def test_a_kill_does_not_blame_the_trial_that_came_after(held: Held) -> None:
     verdict = held.verdict()
     assert verdict is not None
     assert (verdict.outcome, verdict.final) == (STOPPED, False)
+
+
+def test_a_kill_does_not_wait_for_ever_for_a_process_that_lives_on(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that sleeps in the kernel; its end is said once it has come, and not before."""
+    with monkeypatch.context() as patch:
+        patch.setattr("hpo.execution.launchers.local.kill_group", lambda *_, **__: None)
+        patch.setattr("hpo.execution.launchers.local._PATIENCE", 0.2)
+        began = time.monotonic()
+        for _ in range(5):
+            held.supervised.kill()
+        assert 0.2 <= time.monotonic() - began < 5 * 0.2, "it waits once"
+        assert held.lives
+        assert list(held.process.changes()) == []
+        assert held.process.process not in multiprocessing.active_children(), "an exit of Python waits for those"
+    held.supervised.kill()
+    wait_until(lambda: not held.lives)
+    assert held.verdict() == Verdict(STOPPED, "its worker was stopped immediately")
 
 
 def test_messages_say_what_runs(held: Held) -> None:
