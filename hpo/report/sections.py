@@ -22,7 +22,6 @@ from hpo.report.figures import (
 from hpo.report.grants import story
 from hpo.report.looks import sampled
 from hpo.report.markup import (
-    HEIGHT,
     Section,
     figure,
     folded,
@@ -390,10 +389,10 @@ def config_section(report: StudyReport) -> Section:
     return Section("config", "Study file", folded(shown_as, to_yaml(report.config)))
 
 
-def several_figures(name: str, drawn: Iterable[tuple[str, go.Figure]], *, height: int = HEIGHT) -> Markup:
+def several_figures(name: str, drawn: Iterable[tuple[str, go.Figure]]) -> Markup:
     """A figure by metric; headed by it where there are several."""
     return by_metric(
-        (metric, figure(f"{name}-{place}", each, f"{name} of {metric}", height=height))
+        (metric, figure(f"{name}-{place}", each, f"{name} of {metric}"))
         for place, (metric, each) in enumerate(drawn)
     )
 

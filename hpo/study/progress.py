@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 from optuna.trial import TrialState
 
 from hpo.search.axes import Floats
-from hpo.search.schedulers.columns import ENDED, NONE, PAUSED, RUNNING, WAITING, Columns, Flags, Integers
+from hpo.search.schedulers.columns import (
+    ENDED,
+    NONE,
+    PAUSED,
+    RUNNING,
+    WAITING,
+    Columns,
+    Flags,
+    Integers,
+    epochs_or_none,
+)
 from hpo.search.schedulers.mending import Mending, may_mend, violated
 from hpo.storage.attributes import (
     CONSTRAINT_ATTR,
@@ -151,7 +161,7 @@ def _changed(column: NDArray[Any], read: NDArray[Any], places: Integers, new: Fl
 
 def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
     """In the order of `_KINDS`."""
-    ids, last = np.array(read.trial_id, np.int64), _or_none(read.last)
+    ids, last = np.array(read.trial_id, np.int64), epochs_or_none(read.last)
     state = np.array([_STATES.get(name, ENDED) for name in read.state], np.int64)
     state[(state == RUNNING) & np.array(read.is_paused)] = PAUSED
     columns = {
@@ -159,11 +169,11 @@ def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
         "number": np.array(read.number, np.int64),
         "state": state,
         "last": last,
-        "until": _or_none(read.until),
+        "until": epochs_or_none(read.until),
         "grants": np.array(read.grants, np.int64),
         "inherited": np.zeros(len(ids), np.int64),
         "best": np.array(read.best, np.float64),  # None becomes NaN
-        "finite": (last != NONE) & (last != _or_none(read.last_not_finite)),
+        "finite": (last != NONE) & (last != epochs_or_none(read.last_not_finite)),
         "whole": np.array([name == TrialState.COMPLETE.name for name in read.state]),
         "failed": np.array([name == TrialState.FAIL.name for name in read.state]),
         "diverged": np.zeros(len(ids), np.bool_),
@@ -201,7 +211,3 @@ def _violations(attrs: Mapping[str, Any]) -> dict[str, float]:
     return {
         key.removeprefix(CONSTRAINT_ATTR): far for key, far in attrs.items() if key.startswith(CONSTRAINT_ATTR)
     }
-
-
-def _or_none(epochs: Sequence[int | None]) -> Integers:
-    return np.array([NONE if epoch is None else epoch for epoch in epochs], np.int64)

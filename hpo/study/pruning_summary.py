@@ -18,7 +18,8 @@ from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
 
 #: Standard deviations from a normal distribution's mean to the ends of its middle 80 %.
 MIDDLE_80: Final = statistics.NormalDist().inv_cdf(0.9)
-_CONFIDENCE: Final = 0.95
+#: Those to the ends of its middle 95 %.
+_MIDDLE_95: Final = statistics.NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ def summarize_pruning(
     )
 
 
-def wilson_interval(successes: int, trials: int, confidence: float = _CONFIDENCE) -> tuple[float, float]:
-    """The score interval of a proportion.
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """The score interval of a proportion, which holds the true one in 95 % of the cases.
 
     Wilson 1927, Journal of the American Statistical Association 22, pages 209 to 212. It holds for few trials and
     for shares of 0 and 1 too, where the share plus or minus so many standard errors would have no width.
@@ -120,10 +121,8 @@ def wilson_interval(successes: int, trials: int, confidence: float = _CONFIDENCE
     Args:
         successes: How often it happened.
         trials: Of how many times, at least 1.
-        confidence: How often such an interval holds the true proportion, between 0 and 1.
     """
-    z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
-    share, weight = successes / trials, z * z / trials
+    share, weight = successes / trials, _MIDDLE_95 * _MIDDLE_95 / trials
     middle = share + weight / 2
     half = math.sqrt(weight * (share * (1 - share) + weight / 4))
     return max(0.0, (middle - half) / (1 + weight)), min(1.0, (middle + half) / (1 + weight))

@@ -129,7 +129,6 @@ def promise(
     among: Population,
     step: int,
     max_epochs: int,
-    weights: Weights = FITTED,
     *,
     top_k: int = 1,
 ) -> float:
@@ -141,15 +140,14 @@ def promise(
         among: The study's ended trials at this step.
         step: The latest value's step, from 1.
         max_epochs: The last step of a trial that runs to its end.
-        weights: The model.
         top_k: How many are "the best", of whom ``among.to_beat`` is the last.
 
     Returns:
         A number in 0..1.
     """
-    evidence = score(curve, prediction, among, step, max_epochs, weights, top_k)
+    evidence = score(curve, prediction, among, step, max_epochs, FITTED, top_k)
     # The logistic function; as tanh it does not overflow.
-    return 0.5 + 0.5 * math.tanh(0.5 * (weights.base + weights.slope * evidence))
+    return 0.5 + 0.5 * math.tanh(0.5 * (FITTED.base + FITTED.slope * evidence))
 
 
 def score(

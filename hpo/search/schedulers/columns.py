@@ -142,10 +142,10 @@ def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
     return Columns(
         number=np.array(number, np.int64),
         state=np.array(list(map(_STATE_NUMBERS.__getitem__, state)), np.int64),
-        last=_or_none(last),
+        last=epochs_or_none(last),
         finite=np.array(finite, np.bool_),
         best=np.array(least if minimize else largest, np.float64),  # None becomes NaN
-        until=_or_none(until),
+        until=epochs_or_none(until),
         grants=np.array(grants, np.int64),
         whole=whole,
         failed=failed,
@@ -167,7 +167,8 @@ def _changed(column: NDArray[_T], place: int, value: Any) -> NDArray[_T]:
     return changed
 
 
-def _or_none(epochs: Sequence[int | None]) -> Integers:
+def epochs_or_none(epochs: Sequence[int | None]) -> Integers:
+    """Epochs as a column, with `NONE` where there is none."""
     return np.array([NONE if epoch is None else epoch for epoch in epochs], np.int64)
 
 
