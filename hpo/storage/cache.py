@@ -12,10 +12,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage.optuna_private import CachedStorage, CachedStudy, id_of_trial
-from hpo.storage.reader import TrialRow
 from hpo.storage.rung_values import AtRungs, RungValues
 from hpo.storage.sample import stride, thinned
 from hpo.storage.study_storage import StudyStorage
+from hpo.storage.trial_rows import TrialRow
 
 _ALL: Final = frozenset(TrialState)
 #: Seconds that an answer holds for each trial that has not finished: with 1,000 of them, 20 s.

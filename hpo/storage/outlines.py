@@ -38,7 +38,8 @@ from hpo.storage.optuna_private import (
 )
 from hpo.storage.outage import patient
 from hpo.storage.progress import Cursor
-from hpo.storage.reader import Part, ReadingStorage, TrialRow, trial_of, trial_rows
+from hpo.storage.reader import ReadingStorage
+from hpo.storage.trial_rows import Part, TrialRow, trial_of, trial_rows
 
 _STUDY: Final = sa.bindparam("study", type_=sa.Integer)
 _OF_STUDY: Final = sa.and_(

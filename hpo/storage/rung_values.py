@@ -13,7 +13,8 @@ from optuna.trial import TrialState
 from hpo.storage.id_lists import in_list, in_parts
 from hpo.storage.optuna_private import REPORTS, TRIAL_SYSTEM_ATTRS, TRIALS
 from hpo.storage.outage import patient
-from hpo.storage.reader import ReadingStorage, TrialRow, rows_since
+from hpo.storage.reader import ReadingStorage
+from hpo.storage.trial_rows import TrialRow, rows_since
 
 #: The attributes in which Optuna's successive halving keeps a trial's value at each rung that it came to.
 RUNG_ATTR: Final = "completed_rung_"

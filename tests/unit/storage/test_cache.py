@@ -28,6 +28,7 @@ from hpo.storage.lineage import Forked
 from hpo.storage.pausing import paused_at
 from hpo.storage.study_end import prune_paused, set_budgets
 from hpo.storage.study_storage import open_storage
+from hpo.storage.trial_rows import TrialRow
 from tests.unit.trainer.support import quick
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -178,7 +179,7 @@ def test_finished_trials_are_read_once_and_running_ones_not_at_all(
         read: list[set[int]] = []
         original = reader.whole_trials
 
-        def counted(conn: sa.Connection, rows: Sequence[reader.TrialRow]) -> list[FrozenTrial]:
+        def counted(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
             read.append({row.trial_id for row in rows})
             return original(conn, rows)
 
@@ -201,7 +202,7 @@ def test_a_paused_trial_is_read_once_until_it_has_been_resumed(
         read: list[int] = []
         original = reader.whole_trials
 
-        def counted(conn: sa.Connection, rows: Sequence[reader.TrialRow]) -> list[FrozenTrial]:
+        def counted(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
             read.append(len(rows))
             return original(conn, rows)
 
