@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hpo.config.spec import StudySpec
-    from hpo.final.training import Start
+    from hpo.final.starting import Start
     from hpo.study.open_study import OpenStudy
     from hpo.trial.builder import Builder
     from hpo.trial.peers import Peers
@@ -213,7 +213,7 @@ def _train_on(peers: Peers, starts: list[Start], choice: _Choice) -> dict[str, A
 
 def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
     from hpo.final.seeds import leaders
-    from hpo.final.training import start_of_base, start_of_trial
+    from hpo.final.starting import start_of_base, start_of_trial
     from hpo.study.joining import config_warning
 
     which, top_k, accept = choice.trial, choice.top_k, choice.accept_code_change

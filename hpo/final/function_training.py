@@ -16,7 +16,8 @@ from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 from hpo.errors import InputError, StudyError
 from hpo.final.stamp import write_json
-from hpo.final.training import DivergedError, Start
+from hpo.final.starting import Start
+from hpo.final.training import DivergedError
 from hpo.search.schedulers.scheduler import Decision
 from hpo.storage.ledger import Lease
 from hpo.study.folders import CHECKPOINTS

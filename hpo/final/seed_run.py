@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from hpo.final.stamp import STAMP_FILE, read_json, stamp_of, write_json
-from hpo.final.training import DivergedError, Start, train_at
+from hpo.final.starting import Start
+from hpo.final.training import DivergedError, train_at
 from hpo.study.folders import CHECKPOINTS, redirect_output
 from hpo.trial.builder import Builder
 from hpo.trial.peers import Peers

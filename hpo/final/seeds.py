@@ -23,7 +23,7 @@ from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.final.seed_run import SeedRun, SeedTrainer
 from hpo.final.stamp import clear, write_json
-from hpo.final.training import Start, stages_of, start_of_trial
+from hpo.final.starting import Start, stages_of, start_of_trial
 from hpo.storage.lineage import trained_as
 from hpo.study.lineage import Stage
 from hpo.study.open_study import OpenStudy

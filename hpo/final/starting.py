@@ -1,13 +1,25 @@
-"""A trainer that starts from a trial's checkpoint."""
+"""What a final training starts from: the base config or a trial, with its checkpoint or from scratch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from optuna.trial import FrozenTrial
 from torch.optim import Optimizer
 
-from hpo.errors import StudyError
+from hpo.config.code import code_identity
+from hpo.config.spec import StudySpec
+from hpo.errors import InputError, StudyError
+from hpo.final.models import best_checkpoint, find_trial, refuse_foreign_parameters
+from hpo.storage.lineage import trained_as
+from hpo.study.code_record import trial_codes
+from hpo.study.lineage import Stage, lineage_of
+from hpo.study.open_study import OpenStudy
+from hpo.study.own_trials import trial_value
 from hpo.trial.micro_batch import state_in_parts
+from hpo.trial.run_length import NO_PROGRESS, Progress
 from trainer import Trainer
 from trainer.step.optimizers import load_optimizer
 from trainer.step.parts import bare_model
@@ -23,6 +35,122 @@ _SCHEDULED: Final = (
     "base_momentum",
     "max_momentum",
 )
+
+
+@dataclass(frozen=True)
+class Start:
+    """What final training starts from.
+
+    Attributes:
+        name: For people: ``trial 7`` or ``base config``.
+        trial: The trial's number; None for the base config.
+        seed: Seed of the training.
+        params: Parameters over the base config.
+        checkpoint: The best epoch's checkpoint to start from; None to train from scratch.
+        value: The trial's value in the study, the best so far of one that has not completed; None for the base
+            config.
+        code: Hash of the code that the trial ran under, the latest one; None for the base config.
+        lineage: The trials that it was forked from, one after another, the first one first. From scratch, their
+            parameters are trained with up to where the next one began.
+    """
+
+    name: str
+    trial: int | None
+    seed: int
+    params: Mapping[str, Any]
+    checkpoint: dict[str, Any] | None
+    value: float | None = None
+    code: str | None = None
+    lineage: Sequence[Stage] = ()
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """What is trained with, one after another."""
+        own = Stage(-1 if self.trial is None else self.trial, self.params, self.seed, None)
+        return [own] if self.checkpoint is not None else [*self.lineage, own]
+
+    def with_seed(self, seed: int) -> Start:
+        """From scratch, all of it with another seed."""
+        lineage = [replace(stage, seed=seed) for stage in self.lineage]
+        return replace(self, seed=seed, checkpoint=None, lineage=lineage)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are trained already."""
+        return 0 if self.checkpoint is None else int(self.checkpoint["state"]["epoch"])
+
+    @property
+    def progress(self) -> Progress:
+        """What is trained already."""
+        if self.checkpoint is None:
+            return NO_PROGRESS
+        state = self.checkpoint["state"]
+        return Progress(int(state["data_epoch"]), int(state["step"]), int(state["data_batch"]))
+
+
+def start_of_base(spec: StudySpec) -> Start:
+    """The study file as it is, without a trial."""
+    return Start("base config", None, spec.seed, {}, None)
+
+
+def start_of_trial(
+    opened: OpenStudy,
+    which: str,
+    *,
+    from_scratch: bool,
+    accept_code_change: bool = False,
+    option: tuple[str, str] | None = None,
+) -> Start:
+    """A trial's parameters, and its best checkpoint unless ``from_scratch``.
+
+    Args:
+        opened: The study.
+        which: ``best`` or a trial's number.
+        from_scratch: Take the parameters only; those of a fork with all that its parents were trained with before.
+        accept_code_change: Take a trial that ran under other code than the code here.
+        option: The option that asked for the trial, and its value; None: ``--trial``.
+
+    Raises:
+        InputError: The trial ran under other code.
+        StudyError: There is no such trial, its parameters are not of this search space, or it has no readable
+            checkpoint.
+    """
+    trial = find_trial(opened, which)
+    trials = opened.study.get_trials(deepcopy=False)
+    trained = trials[trained_as(trial)]
+    code = next(reversed(trial_codes(opened.storage, trained)), None)
+    if not accept_code_change:
+        _refuse_other_code(opened.spec, trial.number, code, option or ("--trial", str(trial.number)))
+    checkpoint = None if from_scratch else best_checkpoint(opened, trial)
+    *lineage, own = stages_of(opened, trials, trained)
+    value = trial_value(opened, trial)
+    return Start(f"trial {trial.number}", trial.number, own.seed, trial.params, checkpoint, value, code, lineage)
+
+
+def stages_of(opened: OpenStudy, trials: Sequence[FrozenTrial], trial: FrozenTrial) -> list[Stage]:
+    """What a trial is trained with from scratch, one after another; `trials` are all of the storage.
+
+    Raises:
+        StudyError: A trial of its lineage is not there, or has parameters that are not of this search space.
+    """
+    try:
+        stages = lineage_of(trials, trial, opened.trial_seed)
+    except ValueError as error:
+        raise StudyError(str(error)) from error
+    for stage in stages:
+        refuse_foreign_parameters(opened, stage.trial, stage.params)
+    return stages
+
+
+def _refuse_other_code(spec: StudySpec, number: int, code: str | None, option: tuple[str, str]) -> None:
+    here = code_identity(spec).hash
+    if code not in (None, here):
+        raise InputError(
+            f"trial {number} ran under the code {code}, and the code here is {here}",
+            path=option[0],
+            value=option[1],
+            fix="bring the code back, or accept that the final model is not that trial's: `--accept-code-change`",
+        )
 
 
 def start_from(trainer: Trainer, checkpoint: dict[str, Any], *, of: str) -> None:

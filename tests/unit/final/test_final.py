@@ -15,7 +15,8 @@ import torch
 
 from hpo.errors import StudyError
 from hpo.final.learning_rates import learning_rate_plan
-from hpo.final.training import Start, start_of_base, start_of_trial, train_at, train_final
+from hpo.final.starting import Start, start_of_base, start_of_trial
+from hpo.final.training import train_at, train_final
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
 from hpo.trial.place import RunPlace

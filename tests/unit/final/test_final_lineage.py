@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from hpo.final.seed_run import SeedTrainer
-from hpo.final.training import start_of_trial, train_at, train_final
+from hpo.final.starting import start_of_trial
+from hpo.final.training import train_at, train_final
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
 from hpo.trial.place import RunPlace

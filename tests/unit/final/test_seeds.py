@@ -20,7 +20,7 @@ from hpo.errors import InputError, StudyError
 from hpo.final.models import load_model
 from hpo.final.seed_run import SeedTrainer
 from hpo.final.seeds import estimate, leaders, together, train_over_seeds
-from hpo.final.training import Start, start_of_base, start_of_trial
+from hpo.final.starting import Start, start_of_base, start_of_trial
 from hpo.storage.attributes import FORK_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
@@ -273,7 +273,7 @@ def test_leaders_of_other_code_are_refused_by_the_option_that_asked_for_them(
 ) -> None:
     with studies.open() as (view,):
         run(view)
-        monkeypatch.setattr("hpo.final.training.trial_codes", lambda *_: ["0ther"])
+        monkeypatch.setattr("hpo.final.starting.trial_codes", lambda *_: ["0ther"])
         with pytest.raises(InputError, match=r"(?s)^--top-k: trial 0 ran under the code 0ther.*value: 3"):
             leaders(view, 3)
         with pytest.raises(InputError, match=r"(?s)^--trial: trial 0 ran under the code 0ther.*value: 0"):
