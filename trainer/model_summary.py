@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from trainer.data.batches import tensors_in
-from trainer.data.moving import to_device
+from trainer.data.moving import tensors_in, to_device
 from trainer.data.random_state import kept_rng
 from trainer.step.manual import as_evaluated
 from trainer.step.modes import kept_modes

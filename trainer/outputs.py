@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trainer.data.batches import tensors_in
 from trainer.data.collected import Collected
+from trainer.data.moving import tensors_in
 from trainer.files import aside_of, replacing
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hpo.config.paths import join_path
 from trainer.callback import Callback, TrainerView
-from trainer.data.batches import tensors_in
+from trainer.data.moving import tensors_in
 from trainer.metrics.objects import Metric, is_object, measured_alone
 from trainer.recorded import MetricError, number
 

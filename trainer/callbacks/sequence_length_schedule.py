@@ -10,8 +10,7 @@ from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.stages import Stages
-from trainer.data.batches import tensors_in
-from trainer.data.moving import map_batch
+from trainer.data.moving import map_batch, tensors_in
 
 How = Literal["truncate", "split"]
 

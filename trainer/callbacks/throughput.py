@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from trainer.callback import Callback, TrainerView
-from trainer.data.batches import tensors_in
 from trainer.data.lengths import batch_length
+from trainer.data.moving import tensors_in
 from trainer.distributed.ranks import world_size
 from trainer.step_log import StepRecord
 

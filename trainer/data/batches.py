@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from trainer.data.loading import SeededBatches, loader_of
-from trainer.data.moving import holds_objects, sequence_of, to_device
+from trainer.data.moving import holds_objects, map_tensors, tensors_in, to_device
 from trainer.data.options import BatchOptions
 from trainer.data.random_state import kept_generators
 from trainer.data.seeding import derive_seed
@@ -388,24 +388,3 @@ def pass_length(batches: Batches) -> int | None:
         return len(batches)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return None
-
-
-def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
-    """The batch with each tensor replaced; tuples, lists and mappings, which become dicts, are looked through."""
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, Mapping):
-        return {key: map_tensors(function, value) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return sequence_of(batch, (map_tensors(function, item) for item in batch))
-    return batch
-
-
-def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """Every tensor in a batch, in order."""
-    if isinstance(batch, Tensor):
-        yield batch
-        return
-    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    for item in items:
-        yield from tensors_in(item)

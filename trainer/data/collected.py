@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.data.batches import map_tensors, tensors_in
+from trainer.data.moving import map_tensors, tensors_in
 
 
 class Collected:

@@ -1,4 +1,4 @@
-"""A batch anew: on another device, or with each tensor replaced, for a step that is to see what it was given."""
+"""The tensors of a batch: found, replaced one by one, or moved to another device."""
 
 from __future__ import annotations
 
@@ -53,8 +53,29 @@ def map_batch(function: Callable[[Any], Any], batch: Any, whole: Callable[[Any],
     if isinstance(batch, Mapping):
         return _of_kind(batch, {key: map_batch(function, value, whole) for key, value in batch.items()})
     if isinstance(batch, list | tuple):
-        return sequence_of(batch, (map_batch(function, item, whole) for item in batch))
+        return _sequence_of(batch, (map_batch(function, item, whole) for item in batch))
     return batch
+
+
+def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
+    """The batch with each tensor replaced; tuples, lists and mappings, which become dicts, are looked through."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(function, value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return _sequence_of(batch, (map_tensors(function, item) for item in batch))
+    return batch
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Every tensor in a batch, in order."""
+    if isinstance(batch, Tensor):
+        yield batch
+        return
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    for item in items:
+        yield from tensors_in(item)
 
 
 def _of_kind(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
@@ -71,6 +92,6 @@ def _of_kind(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     return made
 
 
-def sequence_of(batch: Any, items: Iterator[Any]) -> Any:
+def _sequence_of(batch: Any, items: Iterator[Any]) -> Any:
     """The items in a list or tuple of the same class."""
     return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)

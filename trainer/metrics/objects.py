@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoint.readable import UnreadableError, readable
-from trainer.data.batches import map_tensors
+from trainer.data.moving import map_tensors
 from trainer.distributed.group import Group
 from trainer.metrics.whole_set import WholeSet
 from trainer.recorded import number

@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainer.data.batches import tensors_in
 from trainer.data.collected import Collected
+from trainer.data.moving import tensors_in
 
 #: Bytes of outputs and targets that one metric may keep of one set.
 MAX_BYTES: Final = 2**30

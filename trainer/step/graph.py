@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from trainer.callback import Callback
-from trainer.data.batches import map_tensors, tensors_in
-from trainer.data.moving import map_batch
+from trainer.data.moving import map_batch, map_tensors, tensors_in
 from trainer.runner import hook_of
 from trainer.step.compute import Compute
 from trainer.step.supervised import StepResult
