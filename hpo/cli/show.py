@@ -155,7 +155,7 @@ def trials(
         raise InputError("can't be given with --json", path="--internals", fix=fix)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     with uncollected():
-        from hpo.study.status import study_trials
+        from hpo.study.trial_entries import study_trials
 
     data = looked_up(spec, partial(study_trials, last=last, brief=not (internals or json_)))
     if json_:

@@ -20,7 +20,7 @@ from hpo.storage.attributes import BEST_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.own_trials import own_trials
-from hpo.study.status import study_trials
+from hpo.study.trial_entries import study_trials
 from trainer.files import aside_of, replacing
 
 Kind = Literal["integer", "number", "text", "boolean", "time"]

@@ -12,6 +12,7 @@ limits go by that.
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol, Self, cast
@@ -267,6 +268,14 @@ def attempts(conn: Executor, study_id: int, *, after: int = -1) -> list[Attempt]
     query = sa.select(ATTEMPTS).join(TRIALS, TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
     query = query.where(TRIALS.c.study_id == study_id, TRIALS.c.trial_id > after)
     return _read(conn, query)
+
+
+def attempts_by_trial(conn: Executor, study_id: int, *, after: int = -1) -> defaultdict[int, list[Attempt]]:
+    """As `attempts`, by trial; an empty list of one that has had none."""
+    found: defaultdict[int, list[Attempt]] = defaultdict(list)
+    for attempt in attempts(conn, study_id, after=after):
+        found[attempt.trial_id].append(attempt)
+    return found
 
 
 def attempts_of_trial(conn: Executor, trial_id: int) -> list[Attempt]:

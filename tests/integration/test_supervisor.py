@@ -33,7 +33,8 @@ from hpo.storage.recovery import Settled
 from hpo.study.folders import worker_logs
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome
-from hpo.study.status import study_best, study_status, study_trials
+from hpo.study.status import study_best, study_status
+from hpo.study.trial_entries import study_trials
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import deal
 from tests.support.commands import CRAWLING, make_study, wait_until

@@ -29,7 +29,8 @@ from hpo.study.outcome import Outcome
 from hpo.study.repair import repair
 from hpo.study.retention import clean
 from hpo.study.retry import reopen
-from hpo.study.status import study_status, study_trials
+from hpo.study.status import study_status
+from hpo.study.trial_entries import study_trials
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
 from hpo.wording import granted, paused_at_end

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hpo.study.open_study import OpenStudy
-from hpo.study.status import study_trials
+from hpo.study.trial_entries import study_trials
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.session import Session

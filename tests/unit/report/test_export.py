@@ -27,7 +27,8 @@ from hpo.storage.attributes import PAUSE_AT_ATTR
 from hpo.storage.ledger import ATTEMPTS
 from hpo.storage.optuna_private import id_of_trial
 from hpo.study.open_study import OpenStudy
-from hpo.study.status import study_best, study_trials
+from hpo.study.status import study_best
+from hpo.study.trial_entries import study_trials
 from tests.support.commands import STUDY, hpo
 from tests.support.finished import finished_study
 from tests.support.studies import Studies, ask

@@ -24,7 +24,7 @@ from hpo.storage.attributes import OUTCOME_ATTR, PREDICTION_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.own_trials import own_trials
 from hpo.study.pruning_summary import MIDDLE_80, ComparedPrediction
-from hpo.study.status import study_trials
+from hpo.study.trial_entries import study_trials
 from tests.support.commands import hpo, hpo_json
 from tests.support.reports import report_of, trial_of
 from tests.support.studies import Studies, ask

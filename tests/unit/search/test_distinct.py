@@ -19,7 +19,8 @@ from hpo.storage.attributes import RUN_ATTR, SAME_AS_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.study.standing import standing_of
-from hpo.study.status import study_status, study_trials
+from hpo.study.status import study_status
+from hpo.study.trial_entries import study_trials
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun

@@ -26,7 +26,8 @@ from hpo.study.pruning_summary import (
     summarize_pruning,
     wilson_interval,
 )
-from hpo.study.status import study_status, study_trials
+from hpo.study.status import study_status
+from hpo.study.trial_entries import study_trials
 from hpo.wording import condemned
 from tests.support.commands import hpo, hpo_json
 from tests.support.studies import Studies, ask

@@ -18,7 +18,8 @@ from hpo.storage.optuna_private import TRIAL_SYSTEM_ATTRS, TRIALS, id_of_study
 from hpo.storage.outlines import KeptOutlines, outlined_trials, trials_without_curves
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.own_trials import own_trials, trial_value
-from hpo.study.status import study_best, study_status, study_trials
+from hpo.study.status import study_best, study_status
+from hpo.study.trial_entries import study_trials
 from tests.support.big_study import make_big_study
 from tests.support.owners import load, make_study
 from tests.support.owners import opened as opened_storage

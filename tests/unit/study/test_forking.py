@@ -32,8 +32,9 @@ from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.retention import clean
 from hpo.study.retry import reopen
 from hpo.study.standing import standing_of
-from hpo.study.status import study_status, study_trials
+from hpo.study.status import study_status
 from hpo.study.taking import claimable
+from hpo.study.trial_entries import study_trials
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun

@@ -10,7 +10,7 @@ import pytest
 
 from hpo.study.internals import UNASKED, parted_metrics, unasked_metrics, wanted_metrics
 from hpo.study.open_study import OpenStudy
-from hpo.study.status import study_trials
+from hpo.study.trial_entries import study_trials
 from hpo.trial.callbacks import CALLBACKS
 from tests.support.commands import hpo, hpo_json
 from tests.support.finished import finished_study

@@ -20,8 +20,9 @@ from hpo.study import retry
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.retry import Reopened, failed_trials, reopen
 from hpo.study.standing import standing_of
-from hpo.study.status import study_status, study_trials
+from hpo.study.status import study_status
 from hpo.study.taking import Taker
+from hpo.study.trial_entries import study_trials
 from tests.support.owners import dead_owner
 from tests.support.studies import Studies, ask
 

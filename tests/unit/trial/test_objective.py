@@ -20,7 +20,8 @@ from hpo.storage.ledger import Lease, Owner
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.own_trials import best_trial
-from hpo.study.status import study_best, study_status, study_trials
+from hpo.study.status import study_best, study_status
+from hpo.study.trial_entries import study_trials
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun

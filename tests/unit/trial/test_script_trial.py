@@ -21,7 +21,7 @@ from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.storage.attributes import BEST_ATTR, REASON_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
-from hpo.study.status import study_trials
+from hpo.study.trial_entries import study_trials
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.script_trial import ScriptTrial, session_of

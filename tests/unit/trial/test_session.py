@@ -19,7 +19,7 @@ from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
-from hpo.study.status import study_trials
+from hpo.study.trial_entries import study_trials
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.session import Session, TrainingStoppedError
