@@ -1,28 +1,27 @@
-"""Trying a study out: a few batches on each device, from the data to a checkpoint, and what they cost."""
+"""Trying a study out: a few batches on each device, from the data to a checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import os
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hpo.checks.findings import Finding, finding
 from hpo.checks.known_errors import broadcast_in
 from hpo.checks.largest import largest_params
 from hpo.checks.peak_memory import PeakMemory
 from hpo.checks.preflight_batches import TriedBatches, tried_batches
-from hpo.checks.preflight_blame import Attempt, section_of
+from hpo.checks.preflight_blame import Attempt
+from hpo.checks.preflight_costs import DevicePreflight, Measured
 from hpo.checks.preflight_probe import (
     BACKWARD,
     FORWARD,
@@ -32,13 +31,13 @@ from hpo.checks.preflight_probe import (
     VALIDATION,
     Probe,
 )
+from hpo.checks.preflight_round_trip import round_trip
 from hpo.checks.schedules import check_span
 from hpo.config.paths import join_path
 from hpo.config.schema_space import CategoricalParam
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
-from hpo.study.folders import CHECKPOINTS
 from hpo.trial.builder import Builder
 from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.forks import only_in
@@ -48,61 +47,10 @@ from hpo.trial.place import RunPlace
 from hpo.trial.resources import Slot
 from hpo.wording import listed
 from trainer import Trainer
-from trainer.checkpoint.files import CheckpointError
-from trainer.checkpoint.manager import CheckpointManager, load_checkpoint, newest_checkpoint, snapshot
-from trainer.checkpoint.readable import readable
 from trainer.data.batches import is_batched
 from trainer.data.sets import first_set
 from trainer.metrics.objects import is_object
 from trainer.state import DIVERGED, best_epoch
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one config does on one device.
-
-    Attributes:
-        params: What of the search space was set, beside the base config.
-        parameters: Numbers that the model learns.
-        inputs: Shapes of a training batch's tensors.
-        outputs: Shapes of the model's outputs for it.
-        memory_bytes: Peak memory: what torch took of a GPU's, or by how much the process grew.
-        batch_s: Seconds a training batch takes.
-        batches: Training batches of an epoch; None if unknown.
-        epochs: Epochs of a trial.
-        epoch_s: Seconds an epoch takes, with its validation; None without ``batches``.
-        trial_s: Seconds a whole trial takes.
-    """
-
-    params: Mapping[str, Any]
-    parameters: int
-    inputs: list[tuple[int, ...]]
-    outputs: list[tuple[int, ...]]
-    memory_bytes: int
-    batch_s: float
-    batches: int | None
-    epochs: int
-    epoch_s: float | None
-    trial_s: float | None
-
-
-@dataclass(frozen=True)
-class DevicePreflight:
-    """What was found on one device.
-
-    Attributes:
-        device: Its name.
-        workers: How many workers the study would have on it.
-        base: The base config.
-        largest: Every size that is searched at its high end; None where none is, or it does not run.
-        warnings: What does not stop a trial, and yet is not as it should be.
-    """
-
-    device: str
-    workers: int
-    base: Measured
-    largest: Measured | None
-    warnings: list[Finding] = field(default_factory=list)
 
 
 def preflight(spec: StudySpec, slots: Sequence[Slot], *, search: bool = True) -> list[DevicePreflight]:
@@ -132,40 +80,6 @@ def preflight(spec: StudySpec, slots: Sequence[Slot], *, search: bool = True) ->
     finally:
         torch.set_num_threads(threads)
     return found
-
-
-def estimated_seconds(spec: StudySpec, devices: Sequence[DevicePreflight]) -> float | None:
-    """Seconds for the whole study if no trial ends early, each as slow as the slower config; None if unknown.
-
-    Where trials differ in length, each is as long as the longest.
-    """
-    rate = 0.0
-    for device in devices:
-        slowest = [_longest_s(spec, item) for item in (device.base, device.largest) if item is not None]
-        if None in slowest:
-            return None
-        rate += device.workers / max(item for item in slowest if item is not None)
-    workers = sum(device.workers for device in devices)
-    if (trials := trials_of_epochs(spec)) is not None:
-        return trials / rate
-    # The last round is as long as any, however few trials are left for it.
-    return math.ceil(spec.study.n_trials / workers) * workers / rate
-
-
-def _longest_s(spec: StudySpec, cost: Measured) -> float | None:
-    """Seconds that the longest trial would take with this config; None if unknown."""
-    if not spec.searches_length or cost.trial_s is None or cost.epoch_s is None:
-        return cost.trial_s
-    longest = spec.longest_trial
-    return None if longest is None else cost.trial_s + max(0, longest - cost.epochs) * cost.epoch_s
-
-
-def trials_of_epochs(spec: StudySpec) -> float | None:
-    """How many of the longest trials ``study.epochs`` comes to, if fewer than ``n_trials``; else None."""
-    epochs, each = spec.study.epochs, spec.longest_trial if spec.searches_length else spec.trainer.known_epochs
-    if epochs is None or each is None or epochs >= spec.study.n_trials * each:
-        return None
-    return epochs / each
 
 
 def _on_devices(peers: Peers, space: SearchSpace | None, slot: Slot, workers: int) -> DevicePreflight:
@@ -312,7 +226,7 @@ def _after(attempt: Attempt, folder: Path) -> list[Finding]:
         notes.append(finding(spec, problem, path="optimizer", fix="lower the learning rate"))
     else:
         _check_goals(attempt, trainer)
-    return notes + _round_trip(attempt, trainer, folder)
+    return notes + round_trip(attempt, trainer, folder)
 
 
 def _check_goals(attempt: Attempt, trainer: Trainer) -> None:
@@ -326,47 +240,6 @@ def _check_goals(attempt: Attempt, trainer: Trainer) -> None:
             path = "study.metric" if spec.study.objectives is None else "study.objectives"
             fix = f"recorded are {', '.join(recorded)}"
             raise spec.error(f"{seen} after the first epoch", path=path, value=metric, fix=fix)
-
-
-def _round_trip(attempt: Attempt, trainer: Trainer, folder: Path) -> list[Finding]:
-    """Save, read with ``weights_only``, and load again."""
-    if trainer.group.strategy == "fsdp":  # whole checkpoints are made within a run, where all ranks meet
-        if newest_checkpoint([folder / CHECKPOINTS]) is None:
-            raise attempt.unsaved(CheckpointError("none that can be read was written"))
-        return []
-    try:
-        saved = snapshot(readable(trainer.state_dict()))
-        file = CheckpointManager(folder / "round-trip").write(saved, trainer.state.epoch)
-        loaded = load_checkpoint(file, trainer.device)
-    except (CheckpointError, OSError, RuntimeError, TypeError, AttributeError, ValueError) as error:
-        raise attempt.unsaved(error) from error
-    if not _equal(saved, snapshot(loaded)):
-        raise attempt.unsaved(CheckpointError("it is not equal to what was saved"))
-    trainer.load_state_dict(loaded)
-    restored = snapshot(readable(trainer.state_dict()))
-    changed = [name for name in ("model", "optimizer", "scheduler") if not _equal(saved[name], restored[name])]
-    changed += [
-        f"callbacks ({name})"
-        for name, value in saved["callbacks"].items()
-        if not _equal(value, restored["callbacks"][name])
-    ]
-    problem = "changes when a checkpoint saves and restores it: a resumed trial would differ"
-    fix = "let load_state_dict restore everything that state_dict returns"
-    return [finding(attempt.builder.spec, f"{name} {problem}", path=section_of(name), fix=fix) for name in changed]
-
-
-def _equal(left: Any, right: Any) -> bool:
-    """Equality of plain data and tensors; NaN equals itself."""
-    if isinstance(left, Tensor) or isinstance(right, Tensor):
-        alike = isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype == right.dtype
-        return alike and left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
-    if isinstance(left, Mapping):
-        same_keys = isinstance(right, Mapping) and left.keys() == right.keys()
-        return same_keys and all(_equal(value, right[key]) for key, value in left.items())
-    if isinstance(left, list | tuple):
-        same_size = isinstance(right, list | tuple) and len(left) == len(right)
-        return same_size and all(map(_equal, left, right))
-    return bool(left == right) or (left != left and right != right)
 
 
 def _small_data(spec: StudySpec, config: Mapping[str, Any], train: Any) -> list[Finding]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpo.checks.findings import Finding
-    from hpo.checks.preflight import DevicePreflight, Measured
+    from hpo.checks.preflight_costs import DevicePreflight, Measured
     from hpo.config.spec import StudySpec
     from hpo.trial.resources import Slot
 
@@ -251,7 +251,7 @@ def _error_json(error: HpoError) -> dict[str, Any]:
 def _estimate(checkup: _Checkup) -> float | None:
     if not checkup.devices or checkup.spec is None:
         return None
-    from hpo.checks.preflight import estimated_seconds
+    from hpo.checks.preflight_costs import estimated_seconds
 
     return estimated_seconds(checkup.spec, checkup.devices)
 
@@ -308,7 +308,7 @@ def _print_costs(checkup: _Checkup) -> None:
                 print("    " + ", ".join(f"{path}={value}" for path, value in device.largest.params.items()))
         seconds = _estimate(checkup)
         if checkup.spec is not None and seconds is not None:
-            from hpo.checks.preflight import trials_of_epochs
+            from hpo.checks.preflight_costs import trials_of_epochs
 
             study, by_trials = checkup.spec.study, trials_of_epochs(checkup.spec) is None
             what = f"{study.n_trials} trials" if by_trials else f"{study.epochs} epochs"

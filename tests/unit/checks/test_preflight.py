@@ -13,7 +13,8 @@ from hpo.checks import peak_memory
 from hpo.checks.known_errors import broadcast_in
 from hpo.checks.largest import largest_params
 from hpo.checks.peak_memory import PeakMemory
-from hpo.checks.preflight import DevicePreflight, estimated_seconds, preflight
+from hpo.checks.preflight import preflight
+from hpo.checks.preflight_costs import DevicePreflight, estimated_seconds
 from hpo.config.space import SearchSpace
 from hpo.config.spec import load_spec
 from hpo.errors import InputError
