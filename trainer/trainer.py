@@ -26,6 +26,7 @@ from trainer.deterministic import DeterministicMode
 from trainer.distributed.by_strategy import group_of_process
 from trainer.distributed.callbacks import callbacks_of
 from trainer.distributed.group import Strategy
+from trainer.distributed.processes import RankError
 from trainer.evaluation import Evaluation
 from trainer.foreign import refuse_flags
 from trainer.metrics.epoch import EpochMetrics
@@ -321,7 +322,11 @@ class Trainer:
             attempt(errors, self._keep_generators)
             attempt(errors, self.precision.forget_step)
             fire_isolated(errors, self._hooks["on_exception"], self, errors[0])
-        fire_isolated(errors, self._hooks["on_fit_end"], self)
+        for hook in self._hooks["on_fit_end"]:
+            fire_isolated(errors, (hook,), self)
+            if errors:  # at once: the others may wait for what this process leaves out
+                self.group.fail(errors[0], self._reason_after(errors[0]))
+        attempt(errors, self.group.leave)
         if errors and not self.state.failed:  # what comes in `teardown` is to know that a fit has to follow
             reason = self.state.stop_reason
             self._ended_for = None if reason in CONTINUED else reason
@@ -332,8 +337,15 @@ class Trainer:
 
     def _note_failure(self, error: BaseException) -> None:
         self.state.failed = True
-        if self.state.stop_reason not in {DIVERGED, PRUNED}:
-            self.state.stop_reason = INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
+        self.state.stop_reason = self._reason_after(error)
+
+    def _reason_after(self, error: BaseException) -> str:
+        """Why the run ends that an error breaks off."""
+        if isinstance(error, RankError) and error.reason is not None:
+            return error.reason
+        if self.state.stop_reason in {DIVERGED, PRUNED}:
+            return self.state.stop_reason
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
 
     def _keep_generators(self) -> None:
         if self.state.batch_index and self.epoch_rng is None:

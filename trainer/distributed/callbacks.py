@@ -13,7 +13,7 @@ from trainer.distributed.batch_norm import StepStart, SyncedBatchNorm
 from trainer.distributed.gradients import GradientSum
 from trainer.distributed.group import Group
 from trainer.distributed.parts import is_part
-from trainer.distributed.processes import Processes, RankError
+from trainer.distributed.processes import Processes
 from trainer.step.optimizers import each_of, needs_closure
 from trainer.step.parts import bare_model
 
@@ -82,9 +82,7 @@ class GroupStart(Callback):
         self._group.will_meet = True
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:
-        """Tell the others, or take over why another one's run has ended."""
-        if isinstance(error, RankError) and error.reason is not None:
-            trainer.state.stop_reason = error.reason
+        """Tell the others."""
         self._group.fail(error, trainer.state.stop_reason)
 
 
@@ -118,11 +116,6 @@ class GroupEnd(Callback):
         """Begin with what was asked for so far."""
         self._before = None
         self._agree(trainer)
-
-    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Give rank 0 what it asks for while the model is as training has left it."""
-        if self._group.strategy == "fsdp":
-            self._group.leave()
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """Train on the first batch, or on none."""

@@ -116,6 +116,16 @@ class Group:
         """
         return checkpoint
 
+    def fail(self, error: BaseException, reason: str | None = None) -> None:
+        """Tell the others of an error of this process, and end what they wait for."""
+
+    def leave(self) -> None:
+        """Wait until all are at the end of a fit, and give rank 0 what it asks for meanwhile.
+
+        Raises:
+            RankError: Another process has failed.
+        """
+
     def whole(self, tensor: Tensor) -> Tensor:
         """A tensor of which each process may hold a part, in all of them."""
         return tensor

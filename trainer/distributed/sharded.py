@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,11 @@ from torch.optim import Optimizer
 
 from trainer.distributed.group import LostPartsError, Strategy
 from trainer.distributed.parts import held, is_part, parts_in, replaced
-from trainer.distributed.processes import TENSORS, Processes
+from trainer.distributed.processes import TENSORS, Processes, RankError
 from trainer.distributed.splitting import check_split, recover, split
 from trainer.step.parts import bare_model
+
+_LOST: Final = "no checkpoint is made: the other processes are gone, and their parts of the model with them"
 
 
 class Sharded(Processes):
@@ -72,17 +74,18 @@ class Sharded(Processes):
         if next(parts_in(checkpoint), None) is None:
             return checkpoint
         if self._control is None and self.failed:
-            raise LostPartsError(
-                "no checkpoint is made: the other processes are gone, and their parts of the model with them"
-            )
+            raise LostPartsError(_LOST)
         if self.rank or not self.will_meet:
             raise RuntimeError(
                 "with strategy 'fsdp' a checkpoint is made by rank 0 alone, in the hooks on_fit_start, "
                 "on_train_batch_end, on_epoch_end or on_fit_end: let Checkpoint write it"
             )
-        self._exchange(TENSORS)
-        self._compare(checkpoint)
-        return replaced(checkpoint, self.whole)  # type: ignore[no-any-return]
+        try:
+            self._exchange(TENSORS)
+            self._compare(checkpoint)
+            return replaced(checkpoint, self.whole)  # type: ignore[no-any-return]
+        except RankError as error:
+            raise LostPartsError(_LOST) from error
 
     def whole(self, tensor: Tensor) -> Tensor:
         """A tensor on the CPU, of the parts that all processes hold; all call this with theirs."""

@@ -23,6 +23,7 @@ from tests.unit.trainer.test_contract import ALL, CLOCKED
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import (
     EMA,
+    BestWeights,
     Checkpoint,
     GarbageCollection,
     GradientAccumulation,
@@ -385,6 +386,27 @@ def failing(
     except (RankError, kind) as error:
         return f"{type(error).__name__}: {error} ({trainer.state.stop_reason})"
     return "no error"
+
+
+def failing_at_its_end(asking: int, strategy: str, kind: type[BaseException], folder: str) -> tuple[Any, ...]:
+    """A run in which one rank fails in `on_fit_end`, before all evaluate there: how it ended, and its weights."""
+
+    def end(trainer: Any) -> None:
+        if rank() == asking:
+            raise kind("no more")
+        trainer.test(val)
+
+    callbacks = [
+        At("on_fit_end", end),
+        BestWeights("val_loss", "max"),
+        Checkpoint(folder, mode="max", max_overhead=1e-9),
+    ]
+    trainer, train, val = build("mlp", callbacks, strategy=strategy)
+    try:
+        trainer.fit(train, val)
+    except (RankError, kind) as error:
+        return f"{type(error).__name__}: {error}", trainer.state.stop_reason, weights_of(trainer)
+    return "no error", trainer.state.stop_reason, weights_of(trainer)
 
 
 def skipping(event: str, action: str) -> str:

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.unit.trainer.distributed.ranks import Ranks
 from tests.unit.trainer.distributed.runs import (
     PrunedError,
     diverged,
     failing,
+    failing_at_its_end,
+    fitted,
     killed,
     killed_and_tested,
     skipping,
@@ -86,6 +89,23 @@ def test_an_error_of_one_is_told_by_all(
     found = two.values(failing, asking, event, ZeroDivisionError, place, strategy)
     assert found[asking].startswith("ZeroDivisionError: no more")
     assert found[1 - asking].startswith(f"RankError: rank {asking} failed: ZeroDivisionError: no more")
+
+
+@both
+@pytest.mark.parametrize("asking", [0, 1])
+@pytest.mark.parametrize(("kind", "reason"), [(ZeroDivisionError, "error"), (KeyboardInterrupt, "interrupted")])
+def test_an_error_at_the_end_of_one_leaves_all_with_the_last_weights(
+    two: Ranks, asking: int, kind: type[BaseException], reason: str, strategy: str, tmp_path: Path
+) -> None:
+    found = two.values(failing_at_its_end, asking, strategy, kind, str(tmp_path))
+    last = fitted("mlp")[1]
+    for number, (error, ended, weights) in enumerate(found):
+        told = f"{kind.__name__}: no more"
+        assert error == (told if number == asking else f"RankError: rank {asking} failed: {told}")
+        assert ended == reason
+        for name, weight in last.items():
+            torch.testing.assert_close(weights[name], weight, atol=2e-6, rtol=1e-5)
+    assert (tmp_path / "epoch-00001.pt").exists()  # the best, which waited to be written
 
 
 @pytest.mark.parametrize(
