@@ -15,7 +15,7 @@ from trainer.distributed.group import Group
 from trainer.distributed.parts import is_part
 from trainer.distributed.processes import Processes
 from trainer.step.optimizers import each_of, needs_closure
-from trainer.step.parts import bare_model
+from trainer.step.parts import bare_model, refuse_lazy
 
 _FIRST, _LAST = -(10**6), 10**6
 
@@ -146,8 +146,14 @@ class GroupEnd(Callback):
 
 
 def share_weights(trainer: TrainerView, group: Group) -> None:
-    """Give all processes the weights of rank 0, as far as each has them whole."""
+    """Give all processes the weights of rank 0, as far as each has them whole.
+
+    Raises:
+        ValueError: The model has lazy modules without weights, which each process would draw for itself.
+    """
     model = bare_model(trainer.model)
+    if group.size > 1:
+        refuse_lazy(model, "several processes train or evaluate it")
     # Also those of a loss that is trained.
     trained = [weight for each in trainer.optimizer.param_groups for weight in each["params"]]
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *trained)}

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from trainer.distributed.group import LostPartsError, Strategy
 from trainer.distributed.parts import held, is_part, parts_in, replaced
 from trainer.distributed.processes import TENSORS, Processes, RankError
-from trainer.distributed.splitting import check_split, recover, split
+from trainer.distributed.splitting import check_split, check_splits, recover, split
 from trainer.step.parts import bare_model
 
 _LOST: Final = "no checkpoint is made: the other processes are gone, and their parts of the model with them"
@@ -56,6 +56,7 @@ class Sharded(Processes):
                 "model that is in it"
             )
         if not any(map(is_part, bare.parameters())):
+            check_splits(bare, optimizer)
             self.broadcast([*bare.parameters(), *bare.buffers()])
             split(bare, optimizer, device, self.size)
         check_split(bare, self.size)

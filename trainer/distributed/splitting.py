@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from trainer.distributed.parts import is_part, split_state
 from trainer.step.optimizers import each_of, needs_closure
+from trainer.step.parts import refuse_lazy
 
 #: Parameters from which on a module in an nn.Sequential is gathered by itself.
 LARGE: Final = 2**20
@@ -30,7 +30,6 @@ def split(model: nn.Module, optimizer: Optimizer, device: torch.device, size: in
         device: Where this process computes.
         size: Number of processes.
     """
-    check_splits(model, optimizer)
     mesh = init_device_mesh(device.type, (size,))
     before = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
     for module in [*units(model), model]:
@@ -79,9 +78,8 @@ def check_splits(model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         ValueError: There is something.
     """
+    refuse_lazy(model, "strategy 'fsdp' splits it")
     for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(f"parameter {name} has no shape yet: call the model once before strategy 'fsdp'")
         if parameter.dim() == 0:
             raise ValueError(f"parameter {name} is a scalar, which strategy 'fsdp' can't split: give it shape [1]")
     for name, module in model.named_modules():

@@ -493,6 +493,17 @@ def stopped_at_its_start(folder: str, other: str) -> None:
     trainer.fit(train, val, ckpt=folder)
 
 
+def lazy(action: str, strategy: str) -> str:
+    """What a Trainer says to a model whose first layer has no weights yet."""
+    model = nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 2))
+    trainer, train, val = build("mlp", model=model, strategy=strategy)
+    try:
+        trainer.fit(train, val) if action == "fit" else trainer.validate(val)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
 def refused(what: str) -> str:
     """What a Trainer says to what can't be done in several processes."""
     changes: dict[str, Any] = {}

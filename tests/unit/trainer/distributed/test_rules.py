@@ -7,6 +7,7 @@ from tests.unit.trainer.distributed.ranks import Ranks
 from tests.unit.trainer.distributed.runs import (
     defaults_before_the_group,
     evaluated_untrained,
+    lazy,
     learned_by_the_loss,
     looked_at_by_one,
     numbered_elsewhere,
@@ -30,6 +31,13 @@ pytestmark = pytest.mark.full
 )
 def test_what_can_not_be_done_together_is_refused(two: Ranks, what: str, said: str) -> None:
     assert all(said in text for text in two.values(refused, what))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("action", ["fit", "validate"])
+def test_weights_that_each_would_draw_for_itself_are_refused(two: Ranks, action: str, strategy: str) -> None:
+    for text in two.values(lazy, action, strategy):
+        assert text.startswith("parameter 0.weight has no shape yet: call the model once with a batch before ")
 
 
 def test_default_callbacks_know_of_a_group_that_is_to_come() -> None:
