@@ -8,7 +8,7 @@ from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.config.marks import COMMAND_LINE
 from hpo.config.paths import same, show, suggest_name
@@ -44,7 +44,10 @@ def enqueue(
         BudgetExhaustedError: All of the study's trials have been claimed.
         StudyError: So have all points of its grid.
     """
-    own = [trial for trial in study.get_trials(deepcopy=False) if IMPORTED_ATTR not in trial.system_attrs]
+    trials = study.get_trials(deepcopy=False)
+    # Read after the trials: who enqueues at the same time makes it larger than those that were seen ask for.
+    budget = int(study.user_attrs.get(BUDGET_ATTR, spec.study.n_trials))
+    own = [trial for trial in trials if IMPORTED_ATTR not in trial.system_attrs]
     space = SearchSpace.from_spec(spec).distributions
     key = point_key(point, space)
     earlier = [
@@ -54,10 +57,11 @@ def enqueue(
     ]
     # As Optuna's enqueue_trial does, which does not say the trial's number; a worker may take it immediately.
     template = create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})
-    budget = int(study.user_attrs.get(BUDGET_ATTR, spec.study.n_trials))
-    of_grid = _trials_of_grid(study)
+    sampler = study.sampler
+    of_grid = _trials_of_grid(sampler, trials) if isinstance(sampler, ExhaustiveSampler) else None
     is_through = of_grid is not None and len(own) >= of_grid
-    room = Room(most=0 if is_through else spec.study.n_trials, beside=budget == of_grid)
+    beside = of_grid is not None and budget >= of_grid
+    room = Room(most=0 if is_through else spec.study.n_trials, beside=beside)
     try:
         trial_id = storage.enqueue(id_of_study(study), template, room)
     except BudgetExhaustedError as error:
@@ -81,16 +85,15 @@ def _no_point_left(earlier: Sequence[int]) -> StudyError:
 
 def budget_of(spec: StudySpec, study: optuna.Study) -> int:
     """Trials to bring to an end; no more than a grid has points, beside those that were enqueued."""
-    of_grid = _trials_of_grid(study)
-    return spec.study.n_trials if of_grid is None else min(spec.study.n_trials, of_grid)
+    sampler = study.sampler
+    if not isinstance(sampler, ExhaustiveSampler):
+        return spec.study.n_trials
+    return min(spec.study.n_trials, _trials_of_grid(sampler, study.get_trials(deepcopy=False)))
 
 
-def _trials_of_grid(study: optuna.Study) -> int | None:
-    """A trial for each point of a grid, the baseline among them, and those enqueued; None without one."""
-    if not isinstance(study.sampler, ExhaustiveSampler):
-        return None
-    trials = study.get_trials(deepcopy=False)
-    return study.sampler.left(trials) + sum("fixed_params" in trial.system_attrs for trial in trials)
+def _trials_of_grid(sampler: ExhaustiveSampler, trials: Sequence[FrozenTrial]) -> int:
+    """A trial for each point of a grid, the baseline among them, and those enqueued."""
+    return sampler.left(trials) + sum("fixed_params" in trial.system_attrs for trial in trials)
 
 
 def checked_point(space: SearchSpace, sampler: BaseSampler, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from hpo.search import samplers
 from hpo.search.as_predicted import as_predicted
 from hpo.search.samplers import SAMPLERS, ExhaustiveSampler, make_sampler, tpe_arguments
 from hpo.study.open_study import OpenStudy, start_study
+from hpo.study.queue import enqueue
 from tests.support.commands import STUDY, make_study
 from tests.support.studies import Studies, ask, take
 
@@ -233,6 +234,30 @@ def test_the_budget_of_a_grid_is_its_points_beside_what_was_enqueued(studies: St
         play(view, 13)
         with pytest.raises(BudgetExhaustedError):
             view.study.ask()
+
+
+@pytest.mark.parametrize("read", ["get_all_trials", "get_study_user_attrs"])
+def test_two_that_enqueue_at_once_at_a_grids_last_point_leave_it_to_the_grid(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """The second one's trial comes right after something that the first one has read."""
+    point = {"optimizer.lr": 0.2, "model.hidden": 3}
+    with studies.open(*sampler("grid"), FINITE, views=2) as (view, other):
+        drawn = play(view, 11)
+        storage: Any = view.study._storage
+        given = getattr(storage, read)
+
+        def overtaken(*args: Any, **kwargs: Any) -> Any:
+            monkeypatch.setattr(storage, read, given)
+            seen = given(*args, **kwargs)
+            enqueue(other.spec, other.storage, other.study, point)
+            return seen
+
+        monkeypatch.setattr(storage, read, overtaken)
+        enqueue(view.spec, view.storage, view.study, point)
+        assert view.budget() == 14
+        drawn += play(view, 3)
+        assert len({tuple(params.values()) for params in drawn}) == 12
 
 
 @pytest.mark.parametrize(("short", "choices"), [("grid", "[0.1, 0.2, 0.3]"), ("brute_force", "[[0.1], 0.01]")])
