@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +25,8 @@ def aside_of(path: Path) -> Iterator[Path]:
         yield path
         return
     path = path.resolve()
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    # Other threads may write the same file. A file that tempfile makes could be read by its owner alone.
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield aside
         aside.replace(path)
