@@ -13,7 +13,8 @@ from hpo.config.file_paths import absolute
 from hpo.config.paths import Keys, assign, lookup
 from hpo.config.schema import StudyFile
 from hpo.config.schema_errors import explained, place_of
-from hpo.config.spec import StudySpec, assembled, interpolated, read_overridden
+from hpo.config.spec import StudySpec, assembled, read_overridden
+from hpo.config.validation import interpolated
 from hpo.errors import InputError, each_error
 
 #: Times that what does not fit is left out: validators may find more once the values fit.

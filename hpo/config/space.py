@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hpo.config.conditions import Condition
+from hpo.config.overrides import path_problem
 from hpo.config.paths import PathError, join_path, lookup, same, show, split_path, suggest_name
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec, label
-from hpo.config.spec import StudySpec, path_problem
+from hpo.config.spec import StudySpec
 
 if TYPE_CHECKING:  # optuna takes long to import, and reading a space does not need it
     import optuna

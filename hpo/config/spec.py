@@ -1,6 +1,6 @@
 """The one reader of study files: YAML and overrides in, a validated and frozen StudySpec out.
 
-OmegaConf resolves interpolations and pydantic validates; neither torch nor optuna is imported here.
+Neither torch nor optuna is imported here.
 """
 
 import hashlib
@@ -13,48 +13,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError
-
 from hpo.config.conditions import Condition, conditions_of, refuse_interpolated, widest
 from hpo.config.defaults import complete, without_dependent, without_nulls
 from hpo.config.file_paths import absolute, anchored, home, normal, quoted, too_long
 from hpo.config.identity import identity
-from hpo.config.interpolation import check_interpolations, escaped, plainly_resolved, sections_involved, unresolved
-from hpo.config.lengths import with_lengths, without_lengths
+from hpo.config.interpolation import escaped
 from hpo.config.marks import COMMAND_LINE, Marks
-from hpo.config.overrides import apply_override, path_problem
-from hpo.config.paths import (
-    Keys,
-    PathError,
-    assign,
-    copy_plain,
-    diff_configs,
-    leaves,
-    lookup,
-    same,
-    split_path,
-)
-from hpo.config.schema import (
-    LoaderSection,
-    RunSection,
-    StudyFile,
-    StudySection,
-    TrainerSection,
-)
-from hpo.config.schema_errors import explained
+from hpo.config.overrides import apply_override
+from hpo.config.paths import Keys, PathError, assign, copy_plain, lookup, same, split_path
+from hpo.config.schema import LoaderSection, RunSection, StudyFile, StudySection, TrainerSection
 from hpo.config.schema_space import CategoricalParam, ParamSpec, label
+from hpo.config.validation import interpolated, validated
 from hpo.config.yaml_source import read_yaml
 from hpo.errors import InputError, each_error, together
-
-__all__ = ["StudySpec", "diff_configs", "load_spec", "path_problem"]
 
 _INNER_SPACE: Final = re.compile(r"(?<=\$\{)\s+|\s+(?=\})")
 #: Environment variable with the URL of the database, where the study file and the options give none.
 STORAGE_ENV: Final = "HPO_STORAGE"
-#: OmegaConf's own word for a value that is missing.
-_MISSING: Final = "???"
 
 
 @dataclass(frozen=True)
@@ -217,7 +192,7 @@ class StudySpec:
         for path in sorted(values, key=lambda each: len(split_path(each))):
             _assign(raw, marks, path, values[path])
         try:
-            config = _validated(raw, marks)
+            config = validated(raw, marks)
         except InputError as error:
             raise together([self._of_parameter(each, values) for each in each_error(error)]) from error
         return config.model_dump(exclude={"study", "run", "search_space", "where"})
@@ -370,7 +345,7 @@ def assembled(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
     Raises:
         InputError: It can't be used.
     """
-    spec = StudySpec(path=path, config=_validated(raw, marks), _raw=raw, _marks=marks)
+    spec = StudySpec(path=path, config=validated(raw, marks), _raw=raw, _marks=marks)
     file = spec.storage_url.partition("?")[0].partition("///")[2] if spec.storage_url.startswith("sqlite") else ""
     for key, place in (("output_dir", spec.output_dir), ("storage", Path(file))):
         if (problem := too_long(place)) is not None:
@@ -379,44 +354,6 @@ def assembled(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
     if spec.search_space or spec.config.where:
         _ = spec.where  # what is wrong with these is said here
     return spec
-
-
-def _validated(raw: dict[str, Any], marks: Marks) -> StudyFile:
-    data = interpolated(raw, marks)
-    try:
-        return StudyFile.model_validate(data)
-    except ValidationError as error:
-        raise together(explained(error, data, marks)) from error
-
-
-def interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
-    """A study file with its interpolations resolved.
-
-    Raises:
-        InputError: One can't be, a value is missing, or a section is no mapping.
-    """
-    for name, section in raw.items():
-        # Said here, since an interpolation into such a section would fail first and less clearly.
-        said = isinstance(section, str) and name in ("run", "loader", "trainer") and "${" not in section
-        known = name in StudyFile.model_fields and name != "where"
-        if known and (said or isinstance(section, list | int | float)):
-            raise marks.error("must be a mapping", (name,), value=section, fix=f"write `{name}: {{…}}`")
-    if missing := [keys for keys, value in leaves(raw) if value == _MISSING]:
-        problem, fix = f"`{_MISSING}` stands for a value that is still missing", "write the value"
-        raise together([marks.error(problem, keys, value=_MISSING, fix=fix) for keys in missing])
-    plain = plainly_resolved(raw)
-    if plain is not None:
-        return plain
-    check_interpolations(raw, marks)
-    involved = sections_involved(raw)
-    given = {name: section for name, section in raw.items() if name in involved}
-    try:
-        data = OmegaConf.to_container(OmegaConf.create(with_lengths(given)), resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise unresolved(raw, error, marks) from error
-    assert isinstance(data, dict)
-    resolved = without_lengths({str(key): value for key, value in data.items()}, marks)
-    return {name: resolved[name] if name in involved else section for name, section in raw.items()}
 
 
 def _entry(path: str) -> Keys:

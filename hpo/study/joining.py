@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hpo.config.code import code_identity
 from hpo.config.identity import identity, stored_identity
-from hpo.config.spec import StudySpec, diff_configs
+from hpo.config.paths import diff_configs
+from hpo.config.spec import StudySpec
 from hpo.storage.attributes import CONFIG_ATTR, HASH_ATTR
 from hpo.storage.optuna_private import user_attrs_of
 from hpo.study.code_record import CodeRecord, code_fix, code_problem

@@ -17,8 +17,9 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.config.code import code_identity
 from hpo.config.identity import identity, stored_identity
 from hpo.config.marks import COMMAND_LINE
+from hpo.config.paths import diff_configs
 from hpo.config.space import SearchSpace
-from hpo.config.spec import StudySpec, diff_configs
+from hpo.config.spec import StudySpec
 from hpo.config.widening import not_wider, widenings
 from hpo.errors import InputError, OtherCodeError, StudyError
 from hpo.search.history import most_shown

@@ -19,9 +19,9 @@ from omegaconf import OmegaConf
 from hpo.checks.check import check_spec
 from hpo.checks.check_metrics import check_metric, recorded_metrics
 from hpo.config.interpolation import plainly_resolved
-from hpo.config.paths import assign, copy_plain, join_path, leaves, nearest, split_path
+from hpo.config.paths import assign, copy_plain, diff_configs, join_path, leaves, nearest, split_path
 from hpo.config.schema import StudyFile
-from hpo.config.spec import StudySpec, diff_configs, load_spec
+from hpo.config.spec import StudySpec, load_spec
 from hpo.config.targets import TargetResolver, instantiate, is_refused
 from hpo.errors import InputError
 from tests.support import commands as support

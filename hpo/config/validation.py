@@ -1,0 +1,61 @@
+"""A study file as it was read, made whole: OmegaConf resolves its interpolations, and pydantic validates it."""
+
+from typing import Any, Final
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from hpo.config.interpolation import check_interpolations, plainly_resolved, sections_involved, unresolved
+from hpo.config.lengths import with_lengths, without_lengths
+from hpo.config.marks import Marks
+from hpo.config.paths import leaves
+from hpo.config.schema import StudyFile
+from hpo.config.schema_errors import explained
+from hpo.errors import together
+
+#: OmegaConf's own word for a value that is missing.
+_MISSING: Final = "???"
+
+
+def validated(raw: dict[str, Any], marks: Marks) -> StudyFile:
+    """A study file with its interpolations resolved, as the schema has it.
+
+    Raises:
+        InputError: It does not fit.
+    """
+    data = interpolated(raw, marks)
+    try:
+        return StudyFile.model_validate(data)
+    except ValidationError as error:
+        raise together(explained(error, data, marks)) from error
+
+
+def interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    """A study file with its interpolations resolved.
+
+    Raises:
+        InputError: One can't be, a value is missing, or a section is no mapping.
+    """
+    for name, section in raw.items():
+        # Said here, since an interpolation into such a section would fail first and less clearly.
+        said = isinstance(section, str) and name in ("run", "loader", "trainer") and "${" not in section
+        known = name in StudyFile.model_fields and name != "where"
+        if known and (said or isinstance(section, list | int | float)):
+            raise marks.error("must be a mapping", (name,), value=section, fix=f"write `{name}: {{…}}`")
+    if missing := [keys for keys, value in leaves(raw) if value == _MISSING]:
+        problem, fix = f"`{_MISSING}` stands for a value that is still missing", "write the value"
+        raise together([marks.error(problem, keys, value=_MISSING, fix=fix) for keys in missing])
+    plain = plainly_resolved(raw)
+    if plain is not None:
+        return plain
+    check_interpolations(raw, marks)
+    involved = sections_involved(raw)
+    given = {name: section for name, section in raw.items() if name in involved}
+    try:
+        data = OmegaConf.to_container(OmegaConf.create(with_lengths(given)), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise unresolved(raw, error, marks) from error
+    assert isinstance(data, dict)
+    resolved = without_lengths({str(key): value for key, value in data.items()}, marks)
+    return {name: resolved[name] if name in involved else section for name, section in raw.items()}
