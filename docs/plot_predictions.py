@@ -33,7 +33,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from optuna.pruners import MedianPruner
 
-from hpo.search.pruners import PredictedLossPruner
+from hpo.search.predicted_loss.pruner import PredictedLossPruner
 from hpo.search.replay import Replay, Setting, replay, whole_curves
 from trainer.prediction.final_loss import Prediction, predict_final_loss
 

@@ -111,7 +111,8 @@ def _unheard_of(opened: OpenStudy, given: Mapping[str, Any]) -> list[str]:
 
 def _is_override(text: str) -> bool:
     """Whether a key of the file is meant. A function that draws its own parameters may call one `run.length`."""
-    from hpo.config.schema import RunSection, StudySection
+    from hpo.config.schema_run import RunSection
+    from hpo.config.schema_study import StudySection
     from hpo.config.schema_types import Section
 
     if text.lstrip().startswith(("search_space.", "search_space[")):

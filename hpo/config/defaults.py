@@ -4,16 +4,17 @@ from typing import Any, Final
 
 from hpo.config.marks import Marks
 from hpo.config.paths import copy_plain
-from hpo.config.schema import (
-    LoaderSection,
+from hpo.config.schema import LoaderSection, TrainerSection
+from hpo.config.schema_run import ResourcesSection, RunSection
+from hpo.config.schema_study import (
+    AUTO,
+    NO_PRUNER,
+    OWN_METRIC,
     PrunerSection,
-    ResourcesSection,
-    RunSection,
     SamplerSection,
     StudySection,
-    TrainerSection,
+    is_no_scheduler,
 )
-from hpo.config.schema_study import AUTO, NO_PRUNER, OWN_METRIC, is_no_scheduler
 
 #: Keys whose defaults depend on other keys.
 _DEPENDENT: Final = (

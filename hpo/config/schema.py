@@ -19,9 +19,9 @@ from pydantic_core import PydanticCustomError
 from hpo.config.paths import Keys
 from hpo.config.schema_metrics import Metrics
 from hpo.config.schema_nodes import OptimizerNode, SchedulerNode
-from hpo.config.schema_run import ResourcesSection, RunSection
+from hpo.config.schema_run import RunSection
 from hpo.config.schema_space import ParamSpec, numbers_of
-from hpo.config.schema_study import PrunerSection, SamplerSection, StudySection
+from hpo.config.schema_study import StudySection
 from hpo.config.schema_types import (
     MAX_EPOCHS,
     MAX_NUMBER,
@@ -38,17 +38,6 @@ from hpo.config.schema_types import (
     fail,
     with_target,
 )
-
-__all__ = [
-    "FREE_SECTIONS",
-    "LoaderSection",
-    "PrunerSection",
-    "ResourcesSection",
-    "RunSection",
-    "SamplerSection",
-    "StudyFile",
-    "StudySection",
-]
 
 #: Sections of the Trainer, which can't stand beside `objective`; those that it can't do without.
 OF_THE_TRAINER = ("data", "loader", "model", "loss", "step", "optimizer", "lr_scheduler", "metrics", "callbacks")

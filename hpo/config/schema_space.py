@@ -237,15 +237,3 @@ ParamSpec = Annotated[
     Annotated[FloatParam | IntParam | CategoricalParam, Field(discriminator="type")],
     BeforeValidator(_known_type),
 ]
-
-__all__ = [
-    "CategoricalParam",
-    "FloatParam",
-    "IntParam",
-    "ParamSpec",
-    "Scalar",
-    "as_stored",
-    "label",
-    "numbers_of",
-    "values_or_ends",
-]

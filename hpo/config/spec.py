@@ -21,8 +21,10 @@ from hpo.config.interpolation import escaped
 from hpo.config.marks import COMMAND_LINE, Marks
 from hpo.config.overrides import apply_override
 from hpo.config.paths import Keys, PathError, assign, copy_plain, lookup, same, split_path
-from hpo.config.schema import LoaderSection, RunSection, StudyFile, StudySection, TrainerSection
+from hpo.config.schema import LoaderSection, StudyFile, TrainerSection
+from hpo.config.schema_run import RunSection
 from hpo.config.schema_space import CategoricalParam, ParamSpec, label
+from hpo.config.schema_study import StudySection
 from hpo.config.validation import interpolated, validated
 from hpo.config.yaml_source import read_yaml
 from hpo.errors import InputError, each_error, together

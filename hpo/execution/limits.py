@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hpo.config.schema import RunSection
+from hpo.config.schema_run import RunSection
 from hpo.execution.engines.engine import LEFT_EARLY
 from hpo.execution.memory import memory_of
 from hpo.storage.recovery import Verdict

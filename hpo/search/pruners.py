@@ -11,8 +11,6 @@ from hpo.search.by_name import arguments_of, check_arguments, construct, find_cl
 from hpo.search.halving_pruners import BracketsFirstHyperbandPruner, RungsPruner
 from hpo.search.predicted_loss.pruner import PredictedLossPruner
 
-__all__ = ["PRUNERS", "PredictedLossPruner", "make_pruner"]
-
 PRUNERS: Final[Mapping[str, type[pruners.BasePruner]]] = MappingProxyType(
     {
         "none": pruners.NopPruner,

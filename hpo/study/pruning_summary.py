@@ -12,7 +12,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.by_name import known_class
 from hpo.search.predicted_loss.audit import Condemned
-from hpo.search.pruners import PRUNERS, PredictedLossPruner
+from hpo.search.predicted_loss.pruner import PredictedLossPruner
+from hpo.search.pruners import PRUNERS
 from hpo.storage.attributes import PREDICTION_ATTR, SAME_AS_ATTR
 from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
 

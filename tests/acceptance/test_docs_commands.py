@@ -12,7 +12,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hpo.cli.app import app
-from hpo.config.schema import LoaderSection, RunSection, StudySection, TrainerSection
+from hpo.config.schema import LoaderSection, TrainerSection
+from hpo.config.schema_run import RunSection
+from hpo.config.schema_study import StudySection
 from tests.support.commands import hpo
 from tests.support.databases import server_of
 from tests.support.docs_session import ROOT, Session, blocks_of, shrink

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from hpo.search.pruners import PredictedLossPruner
+from hpo.search.predicted_loss.pruner import PredictedLossPruner
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from tests.support.studies import Studies
 from tests.unit.storage.test_reader import statements

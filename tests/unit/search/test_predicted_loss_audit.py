@@ -14,7 +14,8 @@ from optuna.trial import TrialState, create_trial
 from scipy import stats
 
 from hpo.search.predicted_loss.audit import Condemned, in_force, is_drawn
-from hpo.search.pruners import PredictedLossPruner, make_pruner
+from hpo.search.predicted_loss.pruner import PredictedLossPruner
+from hpo.search.pruners import make_pruner
 from hpo.storage.attributes import CONDEMNED_ATTR
 from tests.support.studies import Studies
 from tests.unit.search.test_predicted_loss import SOME, falling, flat, run, study_of

@@ -8,7 +8,8 @@ from optuna import pruners
 from optuna.trial import TrialState
 
 from hpo.errors import InputError
-from hpo.search.pruners import PRUNERS, PredictedLossPruner, make_pruner
+from hpo.search.predicted_loss.pruner import PredictedLossPruner
+from hpo.search.pruners import PRUNERS, make_pruner
 from hpo.study.open_study import OpenStudy
 from tests.support.studies import Studies
 

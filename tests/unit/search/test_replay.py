@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from optuna import pruners
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.search.pruners import PredictedLossPruner
+from hpo.search.predicted_loss.pruner import PredictedLossPruner
 from hpo.search.replay import RecordedRun, Replay, ReplayedTrial, Setting, replay, summarize, whole_curves
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
