@@ -20,7 +20,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.storages._rdb import models
 from optuna.trial import TrialState
 
-from hpo.storage.study_storage import open_storage
+from hpo.storage.opening import open_storage
 
 NAME = "study"
 EPOCHS = 10

@@ -62,8 +62,9 @@ from hpo.storage import beats
 from hpo.storage.beats import Beat
 from hpo.storage.cache import look_age
 from hpo.storage.ledger import Lease, Owner
+from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import id_of_study, id_of_trial, reports_of
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.study_storage import StudyStorage
 from hpo.study.open_study import MAX_AGE, load_study
 from hpo.study.taking import Taker, begin
 from tests.support.big_study import make_big_study

@@ -38,7 +38,7 @@ from optuna.trial import create_trial
 
 from hpo.storage.cache import StudyCache
 from hpo.storage.ledger import Owner
-from hpo.storage.study_storage import open_storage
+from hpo.storage.opening import open_storage
 from hpo.study.open_study import MAX_AGE
 
 CONTESTANTS = ("plain", "ours", "memory")

@@ -13,11 +13,9 @@ operation was being committed, the next try finds in the ledger what the last on
 
 import contextlib
 import copy
-import functools
 import json
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final, cast
 
 import sqlalchemy as sa
@@ -32,23 +30,20 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import orm
 
-from hpo.errors import LeaseLostError, StudyError
-from hpo.storage import engines as database
+from hpo.errors import LeaseLostError
 from hpo.storage import ledger
 from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR, PAUSED_ATTR
 from hpo.storage.budget import Room, lock_study, make_room, refuse_beyond_budget
 from hpo.storage.changes import lock_study_of, note_change
 from hpo.storage.deletion import forget_what_is_gone
-from hpo.storage.engines import display_url
 from hpo.storage.guarded import set_attr, set_state
 from hpo.storage.leased import Held, lease_lost
 from hpo.storage.ledger import Owner
 from hpo.storage.new_trials import as_shown, insert_running, is_stored_as, marked
 from hpo.storage.optuna_private import PARAMS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_ATTRS, TRIALS, id_of_trial, models
-from hpo.storage.outage import Patience, inheriting_patience, patient
+from hpo.storage.outage import inheriting_patience, patient
 from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 from hpo.storage.rehearsal import rehearse_a_life
-from hpo.storage.schema import Tables, bring_up_to_date, create_schema, refuse_plain_study, tables_of
 from hpo.storage.together import GatheringStorage
 
 #: How an attempt ends that leaves its trial unfinished, by the state that it leaves it in.
@@ -71,7 +66,7 @@ class _Claim(threading.local):
 
 @inheriting_patience
 class StudyStorage(GatheringStorage):
-    """Optuna's storage with a budget, leases and fencing; made by `open_storage`.
+    """Optuna's storage with a budget, leases and fencing; made by `hpo.storage.opening.open_storage`.
 
     Args:
         url: A normalised URL (`hpo.storage.engines.normalize_url`) of a database that has the schema.
@@ -387,58 +382,3 @@ class StudyStorage(GatheringStorage):
             self.get_trial(absent)
         if self.owner is not None:
             rehearse_a_life(self, study_id, self.owner)
-
-
-def open_storage(
-    url: str,
-    *,
-    create: bool,
-    study: str | None = None,
-    owner: Owner | None = None,
-    pooler: Path | None = None,
-) -> StudyStorage:
-    """Open a study database.
-
-    Args:
-        url: ``sqlite:///file``, ``postgresql://…`` or ``mysql://…``.
-        create: Make the database's folder and tables where they are missing; the main process does so before
-            any worker starts.
-        study: The study that tables are made for; None for any.
-        owner: On whose behalf this process runs trials; None for one that doesn't. It waits for a database that
-            is away: the main process has seen it.
-        pooler: The folder of a pooler to connect through (`hpo.storage.pooler`); None for none.
-
-    Raises:
-        InputError: The URL can't be used.
-        StudyError: The database can't be reached, or isn't there and is not to be created.
-        PlainStudyError: The study is there, as another program's, and no table is.
-    """
-    parsed = database.normalize_url(url)
-    file = database.sqlite_file(parsed)
-    shown = display_url(url)
-    with database.explained(parsed):
-        if file is not None and not create and not file.exists():
-            raise database.no_file(file, shown)
-        if file is not None and create:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        reach = functools.partial(_reach, parsed, owner, pooler, create=create, study=study)
-        return reach() if owner is None else Patience(shown).run(reach)
-
-
-def _reach(
-    url: sa.URL, owner: Owner | None, pooler: Path | None, *, create: bool, study: str | None
-) -> StudyStorage:
-    text = url.render_as_string(hide_password=False)
-    there = tables_of(url, pooler)
-    if there is Tables.MISSING and not create:
-        raise StudyError(f"{display_url(text)}: the database has no study of hpo\n  fix: `hpo run` makes it")
-    if there is Tables.OUTDATED:
-        bring_up_to_date(url)
-    elif there is Tables.MISSING:
-        if study is not None:
-            refuse_plain_study(url, study)
-        create_schema(url)
-    storage = StudyStorage(text, owner)
-    if pooler is not None:
-        storage.connect_through(pooler)
-    return storage

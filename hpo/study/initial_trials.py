@@ -33,8 +33,9 @@ from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
 from hpo.storage.lineage import forked_from
 from hpo.storage.machine import is_alive
+from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import STUDY_SYSTEM_ATTRS, id_of_study
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.study_storage import StudyStorage
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.wording import are
 

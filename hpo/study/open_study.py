@@ -37,11 +37,12 @@ from hpo.storage.budget import claimable, count_trials
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
+from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import METRIC_NAMES_ATTR, id_of_study, storage_of, user_attrs_of
 from hpo.storage.recovery import Settled, Sightings, requeue_dead
 from hpo.storage.schema import PlainStudyError
 from hpo.storage.study_end import set_budgets
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.study_storage import StudyStorage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
 from hpo.study.folders import refuse_output_of_others, stop_note
 from hpo.study.initial_trials import begin, check_initial_trials
@@ -252,7 +253,7 @@ def load_study(spec: StudySpec, owner: Owner | None = None, pooler: Path | None 
     Args:
         spec: The study file.
         owner: Who takes trials; None to look at it only.
-        pooler: As of `hpo.storage.study_storage.open_storage`.
+        pooler: As of `hpo.storage.opening.open_storage`.
 
     Raises:
         StudyError: There is no such study; or it is to be worked on, and its code is not the code here.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.storage.study_storage import open_storage
+from hpo.storage.opening import open_storage
 from tests.support.servers import (
     DatabaseServer,
     MariaServer,

@@ -12,7 +12,8 @@ from optuna.trial import FrozenTrial
 
 from hpo.storage import ledger, machine
 from hpo.storage.ledger import Owner
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.opening import open_storage
+from hpo.storage.study_storage import StudyStorage
 from hpo.trial import mainless
 
 NAME = "study"
@@ -22,7 +23,7 @@ mainless.SERVER = forkserver._forkserver
 forked.set_forkserver_preload(
     [
         "pytest",
-        "hpo.storage.study_storage",
+        "hpo.storage.opening",
         "sqlalchemy.dialects.sqlite",
         "sqlalchemy.dialects.postgresql.psycopg",
         "hpo.execution.launchers.preload",

@@ -22,7 +22,7 @@ import psutil
 import sqlalchemy as sa
 
 from hpo.storage.engines import engine_kwargs
-from hpo.storage.study_storage import open_storage
+from hpo.storage.opening import open_storage
 from tests.support.commands import PATIENCE
 
 _POSTGRES_SETTINGS = {

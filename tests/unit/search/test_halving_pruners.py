@@ -14,8 +14,8 @@ from optuna.trial import TrialState
 from hpo.search.halving_pruners import BracketsFirstHyperbandPruner, LooksAhead, RungsPruner
 from hpo.storage.cache import StudyCache
 from hpo.storage.ledger import Owner
+from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import id_of_study
-from hpo.storage.study_storage import open_storage
 
 pytestmark = pytest.mark.full
 

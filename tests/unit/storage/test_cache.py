@@ -25,9 +25,9 @@ from hpo.storage.cache import StudyCache
 from hpo.storage.grants import Grant
 from hpo.storage.ledger import Owner
 from hpo.storage.lineage import Forked
+from hpo.storage.opening import open_storage
 from hpo.storage.pausing import paused_at
 from hpo.storage.study_end import prune_paused, set_budgets
-from hpo.storage.study_storage import open_storage
 from hpo.storage.trial_rows import TrialRow
 from tests.unit.trainer.support import quick
 

@@ -29,8 +29,9 @@ from hpo.storage import ledger
 from hpo.storage.beats import Heartbeat
 from hpo.storage.grants import Grant, Granted, OldGrantError, grants_of
 from hpo.storage.ledger import Owner
+from hpo.storage.opening import open_storage
 from hpo.storage.outage import DatabaseAwayError, DatabaseError, Patience, RefusedValueError
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.study_storage import StudyStorage
 from tests.support.databases import server_of
 from tests.support.lossy import Losses, lossy
 from tests.support.owners import attempts, load, make_study, opened, running, study_id, trials

@@ -22,11 +22,12 @@ from hpo.storage import ledger, machine
 from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, PAUSE_AT_ATTR, PAUSED_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.ledger import Owner
+from hpo.storage.opening import open_storage
 from hpo.storage.outlines import KeptOutlines
 from hpo.storage.pausing import PAUSED, paused_at
 from hpo.storage.recovery import GONE, requeue_dead, settle_process
 from hpo.storage.study_end import prune_paused, set_budgets
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.study_storage import StudyStorage
 from tests.support.commands import PATIENCE
 from tests.support.owners import attempts, load, make_study, opened, running, study_id, trials
 

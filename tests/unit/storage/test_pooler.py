@@ -23,9 +23,9 @@ from hpo.execution.sharing import sharing_connections
 from hpo.storage import pooler
 from hpo.storage.engines import engine_kwargs, session_limits
 from hpo.storage.ledger import Owner
+from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import id_of_study
 from hpo.storage.pooler import UnpooledError, connect_through, pooler_program, running_pooler
-from hpo.storage.study_storage import open_storage
 from tests.support import servers
 from tests.support.commands import PATIENCE
 from tests.support.servers import PostgresServer, ServerMissingError, pooled, running_postgres

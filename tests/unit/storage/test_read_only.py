@@ -16,7 +16,7 @@ pytestmark = pytest.mark.full
 #: Mounts the folder anew, read-only, for the command behind it alone.
 MOUNTED = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
 OPENED = (
-    "import sys; from hpo.storage.study_storage import open_storage\n"
+    "import sys; from hpo.storage.opening import open_storage\n"
     "storage = open_storage(sys.argv[1], create=False); (study,) = storage.get_all_studies()\n"
 )
 READ = f"{OPENED}print(study.study_name, study.user_attrs.get('written'))"

@@ -18,9 +18,10 @@ from hpo.config.spec import load_spec
 from hpo.search.history import MOST, most_shown
 from hpo.storage.cache import StudyCache, look_age
 from hpo.storage.ledger import Owner
+from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import REPORTS, TRIALS, id_of_study
 from hpo.storage.sample import BEST, stride
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.study_storage import StudyStorage
 from tests.support.big_study import make_big_study
 
 TRIALS_STORED = 1_000

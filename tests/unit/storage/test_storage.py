@@ -25,11 +25,12 @@ from hpo.storage.beats import Heartbeat
 from hpo.storage.changes import CHANGES
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Lease, Owner
+from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import models
 from hpo.storage.outage import DatabaseError
 from hpo.storage.recovery import GONE, _settle, requeue_dead
 from hpo.storage.schema import OPTUNA_REVISION, PlainStudyError
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.study_storage import StudyStorage
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.databases import server_of
 from tests.support.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials

@@ -13,7 +13,8 @@ from optuna.testing.pytest_storages import StorageTestCase
 
 from hpo.storage import ledger
 from hpo.storage.cache import StudyCache
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.opening import open_storage
+from hpo.storage.study_storage import StudyStorage
 from tests.support.databases import server_of
 
 

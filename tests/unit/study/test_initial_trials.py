@@ -21,7 +21,8 @@ from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import InputError, StudyError
 from hpo.storage.attributes import BASELINE_ATTR, CONFIG_ATTR, ORIGIN_ATTR
 from hpo.storage.ledger import Owner
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.opening import open_storage
+from hpo.storage.study_storage import StudyStorage
 from hpo.study import open_study
 from hpo.study.initial_trials import _PATIENCE, _take_over, begin, known_trials
 from hpo.study.open_study import OpenStudy, _keep_code_and_config, load_study, start_study

@@ -32,8 +32,9 @@ from hpo.storage import progress as storage_progress
 from hpo.storage.attributes import CONSTRAINT_ATTR, GRANTED_ATTR, NEARER_ATTR, OUTCOME_ATTR, SAME_AS_ATTR
 from hpo.storage.grants import Grant
 from hpo.storage.ledger import Owner
+from hpo.storage.opening import open_storage
 from hpo.storage.study_end import prune_paused
-from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.storage.study_storage import StudyStorage
 from hpo.study.progress import StudyProgress
 from hpo.study.standing import mended, seen
 from tests.support.standings import standings
