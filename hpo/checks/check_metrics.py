@@ -104,7 +104,7 @@ def _means_of_batches(spec: StudySpec, name: str, node: dict[str, Any]) -> Itera
         yield finding(spec, problem, path=join_path(("metrics", name)), value=node[TARGET], fix=fix)
 
 
-def recorded_metrics(spec: StudySpec, extra: Collection[str] = ()) -> list[str]:
+def recorded_metrics(spec: StudySpec, extra: Collection[str]) -> list[str]:
     """The metrics that every epoch records: losses, lr, those of `metrics`, `step`, callbacks, and `extra`."""
     resolver = TargetResolver(spec.folder)
     named = list(spec.config.metrics)

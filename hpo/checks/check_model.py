@@ -9,7 +9,7 @@ from hpo.config.targets import TARGET, TargetResolver
 from hpo.trial.lightning_module import refuse_lightning
 
 
-def check_model(spec: StudySpec, *, search: bool = True) -> None:
+def check_model(spec: StudySpec, *, search: bool) -> None:
     """Refuse a model that has a trainer of its own, also among those that the search space may set.
 
     Raises:

@@ -54,7 +54,7 @@ def check_parameters(spec: StudySpec) -> None:
         raise spec.error(f"draws its parameters, and takes no `{SESSION}`", path=_SWITCH, value=name, fix=fix)
 
 
-def check_objective(spec: StudySpec, *, search: bool = True) -> list[Finding]:
+def check_objective(spec: StudySpec, *, search: bool) -> list[Finding]:
     """Refuse what can't train a trial, and a scheduler that pauses trials of what can't save a checkpoint.
 
     Args:

@@ -14,7 +14,7 @@ _SECTION: Final = "optimizer"
 _RATE: Final = "lr"
 
 
-def check_rates(spec: StudySpec, *, search: bool = True) -> None:
+def check_rates(spec: StudySpec, *, search: bool) -> None:
     """Refuse a learning rate that is a text, true or a list: torch fails on it in words that name no place.
 
     Args:

@@ -69,6 +69,20 @@ def _session(spec: StudySpec, start: Start, folder: Path, device: torch.device) 
     )
 
 
+def _refuse_what_none_can_repeat(builder: Builder, start: Start) -> None:
+    if start.lineage:
+        raise StudyError(
+            f"{start.name} is a fork: its parameters changed while it trained, which a function can't repeat\n"
+            "  fix: use the checkpoint that `hpo best` names, or train another trial"
+        )
+    builder.import_targets()
+    spec, node = builder.spec, builder.spec.config.objective
+    assert node is not None
+    if start.trial is None and spec.defines_by_run and draws_parameters(builder.resolver.resolve(node[TARGET])):
+        problem = f"`{node[TARGET]}` draws its parameters itself, so there is no base config to train"
+        raise InputError(problem, path="--trial", fix="add `--trial best`, or a trial's number")
+
+
 def train_function(builder: Builder, start: Start, *, device: torch.device) -> dict[str, Any]:
     """Call the study's function from scratch, and write ``final/`` in the output folder.
 
@@ -87,17 +101,7 @@ def train_function(builder: Builder, start: Start, *, device: torch.device) -> d
         StudyError: The trial is a fork.
     """
     spec = builder.spec
-    if start.lineage:
-        raise StudyError(
-            f"{start.name} is a fork: its parameters changed while it trained, which a function can't repeat\n"
-            "  fix: use the checkpoint that `hpo best` names, or train another trial"
-        )
-    builder.import_targets()
-    node = spec.config.objective
-    assert node is not None
-    if start.trial is None and spec.defines_by_run and draws_parameters(builder.resolver.resolve(node[TARGET])):
-        problem = f"`{node[TARGET]}` draws its parameters itself, so there is no base config to train"
-        raise InputError(problem, path="--trial", fix="add `--trial best`, or a trial's number")
+    _refuse_what_none_can_repeat(builder, start)
     folder = spec.output_dir / "final"
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,13 +27,10 @@ from hpo.storage.attributes import IMPORTED_ATTR
 from hpo.storage.lineage import forked_from
 from hpo.storage.optuna_private import all_trials
 
-#: Draws for one trial, where the points are too many to list.
-DRAWS: Final = 20
 #: Draws for one trial before one of the points that are left is taken.
 _FEW_DRAWS: Final = 5
 _MOST_LISTED: Final = 10_000
 _NO_SPACE: Final[Mapping[str, BaseDistribution]] = MappingProxyType({})
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def point_key(params: Mapping[str, Any], space: Mapping[str, BaseDistribution] = _NO_SPACE) -> Hashable:
@@ -95,10 +92,10 @@ class WholePointSampler(PerTrialSampler):
         shown: Callable[[Study], Study],
         space: SearchSpace,
         *,
-        distinct: bool = True,
-        fixed: Mapping[str, Any] = _NOTHING,
-        nearest: Callable[[Mapping[str, Any], int], dict[str, Any] | None] | None = None,
-        draws: int = DRAWS,
+        distinct: bool,
+        fixed: Mapping[str, Any],
+        nearest: Callable[[Mapping[str, Any], int], dict[str, Any] | None] | None,
+        draws: int,
     ) -> None:
         super().__init__(make, seed, shown)
         self._space, self._distinct, self._nearest, self._draws = space, distinct, nearest, draws

@@ -22,7 +22,7 @@ from hpo.search.as_predicted import as_predicted
 from hpo.search.auto_sampler import chosen_sampler
 from hpo.search.by_name import arguments_of, check_arguments, construct, find_class, known_class
 from hpo.search.curve_sampler import CurveGPSampler
-from hpo.search.distinct import DRAWS, WholePointSampler, point_key
+from hpo.search.distinct import WholePointSampler, point_key
 from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.proposals import nearest_valid
@@ -52,6 +52,8 @@ _EXHAUSTIVE: Final = (samplers.GridSampler, samplers.BruteForceSampler)
 _NO_VALUES: Final = (CurveGPSampler, samplers.RandomSampler, samplers.QMCSampler)
 #: Each point is as good as another to them.
 _NO_OPINION: Final = (samplers.RandomSampler, samplers.QMCSampler)
+#: Draws for one trial, where the points are too many to list.
+_DRAWS: Final = 20
 #: Draws of a sampler that takes long, and comes to nearly the same again.
 _FEW_DRAWS: Final = 2
 #: Arguments that the study sets itself; of every other sampler, the seed.
@@ -190,7 +192,7 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
         distinct=distinct,
         fixed=fixed,
         nearest=None if kind in _NO_OPINION else partial(nearest_valid, within),
-        draws=_FEW_DRAWS if kind is samplers.GPSampler else DRAWS,
+        draws=_FEW_DRAWS if kind is samplers.GPSampler else _DRAWS,
     )
 
 

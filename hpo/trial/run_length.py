@@ -109,7 +109,7 @@ def with_numbers(
     config: Mapping[str, Any],
     train: Any,
     callbacks: Sequence[Configured],
-    after: Progress = NO_PROGRESS,
+    after: Progress,
 ) -> dict[str, Any]:
     """The config with numbers in the place of ``${trainer.total_steps}`` and ``${trainer.steps_per_epoch}``.
 

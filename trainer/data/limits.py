@@ -32,7 +32,7 @@ def eval_batches(
     kind: str,
     *,
     seed: int = 0,
-    shard: Shard | None = None,
+    shard: Shard | None,
 ) -> Batches:
     """The batches to evaluate, as far as the options use them.
 

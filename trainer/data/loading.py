@@ -49,9 +49,7 @@ class SeededBatches(BatchSampler):
         offset: Samples at the beginning of the next pass that are left out.
     """
 
-    def __init__(
-        self, sampler: Sampler[int], batch_size: int, *, drop_last: bool, shard: Shard | None = None
-    ) -> None:
+    def __init__(self, sampler: Sampler[int], batch_size: int, *, drop_last: bool, shard: Shard | None) -> None:
         super().__init__(sampler, batch_size, drop_last)
         self._shard = shard
         self.offset = 0
@@ -122,7 +120,7 @@ def loader_of(
     *,
     train: bool,
     seed: int,
-    shard: Shard | None = None,
+    shard: Shard | None,
 ) -> DataLoader[Any]:
     """A DataLoader over a data set, as the options say.
 

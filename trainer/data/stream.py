@@ -50,7 +50,7 @@ class TrainStream:
         device: torch.device,
         state: TrainState,
         seed: int,
-        shard: Shard | None = None,
+        shard: Shard | None,
     ) -> None:
         self._data = data
         self._device = device
@@ -65,7 +65,7 @@ class TrainStream:
         #: Batches of the running or next pass; None if unknown.
         self.length = self._length()
 
-    def start_epoch(self, rng: dict[str, Any] | None = None) -> None:
+    def start_epoch(self, rng: dict[str, Any] | None) -> None:
         """Bring order and generators to where the state stands; ``rng`` are those of an epoch that resumes."""
         if self._state.data_batch or not self._state.batch_index:  # else a pass is over, and the next not begun
             self._open()
@@ -118,7 +118,7 @@ class TrainStream:
         self._state.pass_batch_size = 0
         self._iterator = None
 
-    def rebatch(self, options: BatchOptions, *, now: bool = False) -> None:
+    def rebatch(self, options: BatchOptions, *, now: bool) -> None:
         """Batch the data in another way, from the next pass on; with ``now`` from the next batch on.
 
         Before the first batch of a fit that resumes inside a pass, this pass keeps its size, too, but for ``now``.
