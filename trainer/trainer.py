@@ -26,14 +26,14 @@ from trainer.deterministic import DeterministicMode
 from trainer.distributed.by_strategy import group_of_process
 from trainer.distributed.callbacks import callbacks_of
 from trainer.distributed.group import Strategy
-from trainer.distributed.processes import RankError
+from trainer.distributed.processes import reason_after
 from trainer.evaluation import Evaluation
 from trainer.foreign import refuse_flags
 from trainer.metrics.epoch import EpochMetrics
 from trainer.metrics.objects import Metric
 from trainer.recorded import MetricError, Metrics
 from trainer.runner import CallbackRunner, attempt, fire_isolated, name_of, raise_first
-from trainer.state import CONTINUED, DIVERGED, EPOCH, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
+from trainer.state import CONTINUED, EPOCH, ERROR, VALIDATION, TrainState
 from trainer.step.choice import compute_class
 from trainer.step.fused import leave_fused
 from trainer.step.modes import begin_training, enter_training, kept_modes
@@ -325,7 +325,7 @@ class Trainer:
         for hook in self._hooks["on_fit_end"]:
             fire_isolated(errors, (hook,), self)
             if errors:  # at once: the others may wait for what this process leaves out
-                self.group.fail(errors[0], self._reason_after(errors[0]))
+                self.group.fail(errors[0], reason_after(errors[0], self.state.stop_reason))
         attempt(errors, self.group.leave)
         if errors and not self.state.failed:  # what comes in `teardown` is to know that a fit has to follow
             reason = self.state.stop_reason
@@ -337,15 +337,7 @@ class Trainer:
 
     def _note_failure(self, error: BaseException) -> None:
         self.state.failed = True
-        self.state.stop_reason = self._reason_after(error)
-
-    def _reason_after(self, error: BaseException) -> str:
-        """Why the run ends that an error breaks off."""
-        if isinstance(error, RankError) and error.reason is not None:
-            return error.reason
-        if self.state.stop_reason in {DIVERGED, PRUNED}:
-            return self.state.stop_reason
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
+        self.state.stop_reason = reason_after(error, self.state.stop_reason)
 
     def _keep_generators(self) -> None:
         if self.state.batch_index and self.epoch_rng is None:

@@ -30,7 +30,7 @@ from trainer.distributed.board import Board, shared_board
 from trainer.distributed.group import Group, device_of
 from trainer.distributed.ranks import is_distributed, local_rank, rank, world_size
 from trainer.error_text import error_text
-from trainer.state import TrainState
+from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, TrainState
 
 logger = logging.getLogger(__name__)
 _LOGGER: Final = logging.getLogger("trainer")
@@ -66,6 +66,15 @@ class RankError(RuntimeError):
         super().__init__(message)
         self.rank = failed
         self.reason = reason
+
+
+def reason_after(error: BaseException, stop_reason: str | None) -> str:
+    """Why a run ends that an error breaks off; ``stop_reason`` is why it was to end before, if it was."""
+    if isinstance(error, RankError) and error.reason is not None:
+        return error.reason
+    if stop_reason in {DIVERGED, PRUNED}:
+        return stop_reason
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
 
 
 class Processes(Group):
