@@ -35,8 +35,8 @@ _WORDS = {
     "literal_error": "must be {expected}",
 }
 
-#: What a text may be without its quotes, where a number is wanted.
-_READ_AS: dict[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (int, float)}
+#: What a text may be without its quotes, where a number is wanted, or true or false.
+_READ_AS: dict[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (int, float), "bool_type": (bool,)}
 
 
 def explained(error: ValidationError, data: dict[str, Any], marks: Marks) -> list[InputError]:
@@ -78,9 +78,11 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
 
 
 def is_quoted(value: Any, kind: str) -> bool:
-    """Whether a text would be the number that is wanted without its quotes."""
+    """Whether a text would be what is wanted without its quotes: a number, or true or false."""
     if not isinstance(value, str) or kind not in _READ_AS:
         return False
+    if kind == "bool_type" and value.casefold() not in ("true", "false"):
+        return False  # such as "yes", which other readers of YAML take for text
     with contextlib.suppress(InputError):
         return type(parse_value(value)) in _READ_AS[kind]
     return False
