@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from hpo.config.expressions import ExpressionError, Interval, arithmetic, at_most, equal, parsed, spelled
+from hpo.config.expressions import ExpressionError, Interval, Parsed, arithmetic, at_most, equal, parsed, spelled
 from hpo.config.paths import PathError, join_path, lookup, show, split_path, suggest_name
 from hpo.config.schema_space import (
     CategoricalParam,
@@ -113,11 +113,16 @@ def conditions_of(
 
 
 def _names(
-    text: str, place: str, entries: Mapping[str, ParamSpec], config: Mapping[str, Any], refuse: Refuse
+    text: str,
+    place: str,
+    entries: Mapping[str, ParamSpec],
+    config: Mapping[str, Any],
+    refuse: Refuse,
+    read: Callable[[str], Parsed] = parsed,
 ) -> list[str]:
     """The parameters of an expression, all of which are searched."""
     try:
-        names = parsed(text).names
+        names = read(text).names
     except ExpressionError as error:
         raise refuse(f"column {error.column}: {error}", path=place, value=text, fix=error.fix) from error
     for name, column in sorted(names.items(), key=lambda each: each[1]):
@@ -195,7 +200,7 @@ def widest(entries: Mapping[str, ParamSpec], config: Mapping[str, Any], refuse: 
         for end in ("low", "high"):
             if isinstance(text := getattr(entries[path], end, None), str):
                 place = join_path(("search_space", path, end))
-                names = _names(text, place, entries, config, refuse)
+                names = _names(text, place, entries, config, refuse, read=arithmetic)
                 known = {name: _interval(name, visit(name, (*chain, path)), place, text, refuse) for name in names}
                 changed[end] = _end(entries[path], end, text, known, place, refuse)
         done[path] = _checked(as_stored(entries[path]), changed, path, refuse)

@@ -318,7 +318,11 @@ def arithmetic(text: str) -> Parsed:
     Raises:
         ExpressionError: It is none.
     """
-    found = parsed(text)
+    fix = f"write it of {_ARITHMETIC}"
+    try:
+        found = parsed(text)
+    except ExpressionError as error:  # what it lists may stand in a comparison alone
+        raise ExpressionError(str(error), error.column, fix if _PARTS in error.fix else error.fix) from error
     if found.interval is None:
-        raise ExpressionError("is no number that a range can end at", 1, f"write it of {_ARITHMETIC}")
+        raise ExpressionError("is no number that a range can end at", 1, fix)
     return found
