@@ -52,9 +52,16 @@ def arguments_of(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(
-    spec: StudySpec, path: str, kind: type, arguments: Mapping[str, Any], taken: tuple[str, ...] = ()
+    spec: StudySpec,
+    path: str,
+    kind: type,
+    arguments: Mapping[str, Any],
+    taken: tuple[str, ...] = (),
+    beside: tuple[str, ...] = (),
 ) -> None:
     """Refuse arguments that ``kind`` does not take, or that the study sets itself (``taken``).
+
+    ``beside`` are keys that may stand among the arguments all the same: a name may be meant for one of them.
 
     Raises:
         InputError: At the first such argument, or one of a wrong type, or where a required one is missing.
@@ -70,7 +77,7 @@ def check_arguments(
                 f"{kind.__name__} takes no such argument",
                 path=join_path((*split_path(path), name)),
                 value=value,
-                fix=suggest_name(name, free, what="it takes"),
+                fix=suggest_name(name, [*free, *beside], what="it takes"),
             )
     for name in free:
         if parameters[name].default is inspect.Parameter.empty and name not in arguments:

@@ -235,7 +235,8 @@ def _layers(
 
 def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[samplers.BaseSampler]:
     kind = find_class(spec, path, node, SAMPLERS, samplers.BaseSampler, (AUTO,))
-    check_arguments(spec, path, kind, arguments_of(node), TAKEN.get(kind, ("seed",)))
+    beside = ("seed",) if path == "study.sampler" else ()  # those inside of it have its seed
+    check_arguments(spec, path, kind, arguments_of(node), TAKEN.get(kind, ("seed",)), beside)
     if kind is CurveGPSampler and spec.study.objectives is not None:
         fix = "name one for several objectives, such as nsgaii or tpe"
         raise spec.error("can't be used with several objectives", path=f"{path}.name", value=node["name"], fix=fix)
