@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from hpo.config.marks import Marks
 from hpo.config.paths import Keys, PathError, copy_plain, leaves, lookup, nearest, show, split_path
@@ -116,8 +116,11 @@ def unresolved(raw: Mapping[str, Any], error: OmegaConfBaseException, marks: Mar
     """
     problem, keys = show(str(error).partition("\n")[0]), _keys_of(raw, error)
     fix = "write `${section.key}` with a path that this file has"
+    written = str(lookup(raw, keys, ""))
     if "Recursive" in problem:
         problem, fix = "interpolations refer to each other in a circle", "write one of these values out"
+    elif isinstance(error, GrammarParseError) and written.count("${") > written.count("}"):
+        problem, fix = "a `}` is missing", "close each `${` with a `}`"
     elif absent := _NO_KEY.search(problem):
         above, _, name = absent[1].rpartition(".")
         beside = raw.get(above)
