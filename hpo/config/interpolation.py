@@ -121,6 +121,8 @@ def unresolved(raw: Mapping[str, Any], error: OmegaConfBaseException, marks: Mar
         problem, fix = "interpolations refer to each other in a circle", "write one of these values out"
     elif isinstance(error, GrammarParseError) and written.count("${") > written.count("}"):
         problem, fix = "a `}` is missing", "close each `${` with a `}`"
+    elif problem == "Unsupported interpolation type env":
+        fix = f"write `${{oc.env:NAME}}` for an environment variable; of a value, {fix}"
     elif absent := _NO_KEY.search(problem):
         above, _, name = absent[1].rpartition(".")
         beside = raw.get(above)
