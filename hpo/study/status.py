@@ -158,7 +158,8 @@ def no_best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> StudyError:
     complete = sum(outcome_of(trial) == Outcome.COMPLETE for trial in trials)
     outside = sum(map(is_outside, trials))
     if not (complete or outside):
-        return StudyError(f"the study {opened.spec.study.name} has no complete trial yet")
+        fix = "`hpo trials` says how its trials ended; `hpo run` trains more, where the study has any left"
+        return StudyError(f"the study {opened.spec.study.name} has no complete trial yet\n  fix: {fix}")
     fix = "run more trials, or start a study with looser bounds"
     return StudyError(f"{_none_within(opened.spec, complete, outside)}\n  fix: {fix}")
 

@@ -83,7 +83,8 @@ def test_a_study_of_diverged_trials_has_no_best(studies: Studies) -> None:
     with studies.open() as (view,):
         played(view, diverged=True)
     assert hpo_json("status", studies.folder / "study.yaml")["best"] is None
-    assert "no complete trial yet" in hpo("best", studies.folder / "study.yaml", code=3).stderr
+    said = hpo("best", studies.folder / "study.yaml", code=3).stderr
+    assert "no complete trial yet\n  fix: `hpo trials` says how its trials ended; `hpo run` trains more" in said
 
 
 def test_a_piped_table_has_a_line_for_each_trial(studies: Studies) -> None:
