@@ -116,7 +116,7 @@ class Freeze(Callback):
             return
         self._frozen, self._checked = frozen, False
         for parameter in self._parameters.values():
-            parameter.requires_grad_(not frozen)
+            parameter.requires_grad = not frozen  # a lazy one does not have requires_grad_()
             if frozen:
                 parameter.grad = None
         if self.eval_mode and frozen:
@@ -139,7 +139,7 @@ class Freeze(Callback):
             self._set(frozen=False)
             # A copy of what was frozen is frozen too.
             for name in found.keys() & self._parameters.keys():
-                found[name].requires_grad_()
+                found[name].requires_grad = True
             apply_modes([(modules[name], it.training) for name, it in self._modules.items() if name in modules])
         self._parameters = {name: each for name, each in found.items() if each.requires_grad}
         self._modules = modules

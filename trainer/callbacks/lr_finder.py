@@ -13,6 +13,7 @@ from trainer.checkpoint.manager import snapshot
 from trainer.checks import check_count
 from trainer.lr_schedulers import set_rate
 from trainer.state import SCHEDULER_STEP, VALIDATION
+from trainer.step.parts import refuse_lazy
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ class LRFinder(Callback):
             most, on its way to the minimum; None if it never fell, or before a run.
 
     Raises:
-        ValueError: An argument is out of range; at fit start, if the first group's learning rate is not above 0.
+        ValueError: An argument is out of range; at fit start, if the first group's learning rate is not above 0,
+            or the model has lazy modules without weights.
 
     Example::
 
@@ -97,6 +99,7 @@ class LRFinder(Callback):
         """Remember everything."""
         self.learning_rates, self.losses, self.smoothed_losses = [], [], []
         self.suggestion, self._mean = None, 0.0
+        refuse_lazy(trainer.model, "a fit with LRFinder, which puts all weights back")
         self._before = _Before(trainer)
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:

@@ -215,3 +215,11 @@ def test_modules_that_fold_their_weights_are_trained_through_their_own_train() -
     watched(Freeze("0", until_epoch=1), model=model)
     assert calls.count(False) > 1
     assert model[0].training
+
+
+def test_a_lazy_module_is_frozen_with_the_weights_that_it_gets() -> None:
+    seen: list[torch.Tensor] = []
+    look = At("on_train_batch_end", lambda t: seen.append(t.model[0].weight.detach().clone()))
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
+    make_trainer([Freeze("0", until_epoch=1), look], model=model).fit(regression())
+    assert [torch.equal(*pair) for pair in pairwise(seen)] == [True, True, False, False, False]

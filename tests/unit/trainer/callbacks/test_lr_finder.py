@@ -359,3 +359,8 @@ def test_a_first_group_without_a_rate_is_refused() -> None:
     trainer = make_trainer([LRFinder()], model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
     with pytest.raises(ValueError, match=r"the first group's learning rate is 0\.0: give one above 0"):
         trainer.fit(regression())
+
+
+def test_lazy_modules_without_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"parameter weight has no shape yet: call the model once .* LRFinder"):
+        make_trainer([LRFinder()], model=nn.LazyLinear(1)).fit(regression())
