@@ -34,9 +34,9 @@ class PredictedLossPruner(BasePruner):
     """Prunes a trial whose probability of ending among the best has fallen below ``alpha``.
 
     The probability comes from the trial's rank, its predicted final loss and what the study's ended trials did
-    from the same epoch on; see `hpo.search.predicted_loss.promise`. It is asked at every epoch from the second on.
-    A trial whose value is not finite is pruned immediately. All data come from the storage, so any number
-    of workers and restarts decide alike; what is kept between calls only saves time.
+    from the same epoch on; see `hpo.search.predicted_loss.promise`. It is asked at every epoch from the second on
+    at which trials differ. A trial whose value is not finite is pruned immediately. All data come from the
+    storage, so any number of workers and restarts decide alike; what is kept between calls only saves time.
 
     Steps are epochs, counted from 1. Where trials report more seldom, the values between are taken to stay.
 
@@ -123,7 +123,7 @@ class PredictedLossPruner(BasePruner):
         Returns:
             A number in 0..1, 0 where its latest value is not finite; None as long as nothing can be said: the
             study has too few complete trials, no last step is known, or the trial is at it, or it has one report
-            only, which does not show how it moves.
+            only, which does not show how it moves; or all trials had the same value at this step.
         """
         judged = self._judge(study, trial)
         return None if judged is None else judged[0]
@@ -147,8 +147,10 @@ class PredictedLossPruner(BasePruner):
         curve = _curve(trial, ended.sign)
         if not math.isfinite(curve[-1]):
             return 0.0, known
-        prediction = self._memo.prediction(curve, step, horizon)
         among = ended.at(step, self._top_k)
+        if len(among.values) and (among.values == curve[-1]).all():  # an accuracy by chance, before it rises
+            return None
+        prediction = self._memo.prediction(curve, step, horizon)
         return promise(curve, prediction, among, step, horizon, top_k=self._top_k), known
 
     def _with_running(

@@ -213,6 +213,20 @@ def test_no_decision_at_the_last_step_or_about_a_single_report() -> None:
     assert pruner.probability(study, study.trials[-1]) is None
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_no_decision_while_all_trials_have_the_same_value(direction: Literal["minimize", "maximize"]) -> None:
+    sign = 1 if direction == "minimize" else -1
+
+    def late(end: float) -> list[float]:
+        return [0.9] * (EPOCHS // 2) + falling(end, start=0.9, epochs=EPOCHS // 2 + 1)[1:]
+
+    study = study_of((), direction, max_epochs=EPOCHS)
+    ends = [run(study, late(end), sign) for end in (0.5, 0.7, 0.6, 0.4, 0.8, 0.3)]
+    assert all(end == 0 or end > EPOCHS // 2 for end in ends)
+    assert ends[-1] == 0
+    assert any(ends)
+
+
 def test_start_up_and_warm_up() -> None:
     assert run(study_of(SOME, n_startup_trials=9), flat()) == 0
     assert run(study_of(SOME, n_startup_trials=3), flat()) > 0
