@@ -34,6 +34,10 @@ PROBE_SECONDS: Final = 20  # between two questions whether a silent server is st
 _BACKENDS = {"postgres": "postgresql", "mariadb": "mysql"}  # Optuna knows the dialect by the name mysql only
 _DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
 _EXTRAS = {"postgresql": "postgres", "mysql": "mysql"}
+_REACH = (
+    "see that the server runs, and that host, user, password and database in `run.storage` (or `--storage`, "
+    "`HPO_STORAGE`) are right"
+)
 _EXAMPLES = "write sqlite:///study.db, postgresql://user@host/name or mysql://user@host/name"
 
 
@@ -226,7 +230,8 @@ def explained(url: sa.URL) -> Iterator[None]:
             "  fix: name a folder that you may write to with `--output-dir`, or a database with `--storage`"
         ) from error
     except (sa.exc.DBAPIError, optuna.exceptions.StorageInternalError, DatabaseAwayError) as error:
-        raise StudyError(f"{shown}: can't open the database: {_cause(error)}") from error
+        fix = f"\n  fix: {_REACH}" if sqlite_file(url) is None else ""
+        raise StudyError(f"{shown}: can't open the database: {_cause(error)}{fix}") from error
 
 
 def _cause(error: BaseException) -> str:

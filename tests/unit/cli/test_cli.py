@@ -221,6 +221,12 @@ def test_a_database_out_of_reach_ends_with_3_and_tells_no_password(tmp_path: Pat
         result = hpo(command, study, "--storage", storage, code=3)
         assert "secret" not in result.stderr
         assert "Traceback" not in result.stderr
+        assert "\n  fix: " in result.stderr
+        if "u:secret" in storage:
+            assert "refused" in result.stderr
+            assert "see that the server runs, and that host, user, password and database in `run.storage`" in (
+                result.stderr
+            )
     assert not (tmp_path / "runs").exists()
 
 
