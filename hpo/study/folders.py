@@ -89,7 +89,9 @@ def _holds_others(folder: Path) -> bool:
 def unwritable(spec: StudySpec, error: OSError) -> StudyError:
     """The error of an output folder that can't be made, or written to."""
     problem = f"{spec.output_dir}: can't make the output folder: {error.strerror or error}"
-    return StudyError(f"{problem}\n  fix: give another one with `--output-dir`")
+    file, line = spec.location("run.output_dir")
+    here = f" ({file}:{line})" if line is not None and spec.is_written("run.output_dir") else ""
+    return StudyError(f"{problem}\n  fix: give another one with `run.output_dir`{here}, or `--output-dir`")
 
 
 @contextlib.contextmanager

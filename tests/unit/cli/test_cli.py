@@ -236,6 +236,10 @@ def test_an_output_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     for storage in ((), ("--storage", f"sqlite:///{tmp_path}/x.db")):
         result = hpo("run", study, "--output-dir", in_the_way, *storage, code=3)
         assert result.stderr.startswith(f"{in_the_way}: can't make the output folder: Not a directory\n  fix: ")
+        assert "`run.output_dir`, or `--output-dir`" in result.stderr
+    study.write_text(f"{study.read_text()}run:\n  output_dir: {in_the_way.name}\n")
+    written = f"`run.output_dir` ({study}:{len(study.read_text().splitlines())}), or `--output-dir`"
+    assert written in hpo("run", study, code=3).stderr
     assert not (tmp_path / "x.db").exists(), "nothing is stored of a study that can't run"
 
 
