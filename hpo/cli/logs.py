@@ -145,8 +145,10 @@ def _outcome(opened: OpenStudy, number: int) -> str:
             opened.storage.get_study_name_from_id(opened.study_id)
         except KeyError:
             raise StudyError(f"the study {opened.spec.study.name} has been deleted") from None
-        some = f"its trials are 0 to {max(outcomes)}" if outcomes else "it has no trial yet"
-        raise StudyError(f"the study {opened.spec.study.name} has no trial {number}\n  fix: {some}")
+        which, fix = "yet", "run the study first, with `hpo run`"
+        if outcomes:
+            which, fix = str(number), f"its trials are 0 to {max(outcomes)}"
+        raise StudyError(f"the study {opened.spec.study.name} has no trial {which}\n  fix: {fix}")
     return outcomes[number]
 
 

@@ -61,6 +61,12 @@ def test_a_trial_that_is_not_there(done: Path) -> None:
     assert "Invalid value" in hpo("logs", done, "best", code=2).stderr
 
 
+def test_a_study_without_trials(studies: Studies) -> None:
+    said = "has no trial yet\n  fix: run the study first, with `hpo run`"
+    with studies.open() as (view,), pytest.raises(StudyError, match=said):
+        _outcome(view, 0)
+
+
 def test_a_study_that_is_not_there(tmp_path: Path) -> None:
     assert "there is no such database yet" in hpo("logs", make_study(tmp_path), 0, code=3).stderr
 
