@@ -69,7 +69,8 @@ def read_spec(
         try:
             spec = load_spec(study, overrides or (), require_search_space=require_search_space)
         except InputError as error:
-            if not require_search_space:  # nothing of the study's code is imported
+            # Nothing of the study's code is imported, or there is no file that could be read.
+            if not require_search_space or isinstance(error.__cause__, OSError):
                 raise
             with slow_steps() as say:
                 say("looking for what else is wrong")

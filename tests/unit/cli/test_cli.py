@@ -21,10 +21,12 @@ import sqlalchemy as sa
 import torch
 
 import hpo as hpo_package
+from hpo.checks import checks
 from hpo.cli.app import main
 from hpo.cli.train import _peers
 from hpo.config.spec import load_spec
 from hpo.console.lines import kept_arguments, same_command
+from hpo.errors import InputError
 from hpo.storage.agents import AGENTS
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.storage.engines import normalize_url, sqlite_file
@@ -241,6 +243,23 @@ def test_an_output_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     written = f"`run.output_dir` ({study}:{len(study.read_text().splitlines())}), or `--output-dir`"
     assert written in hpo("run", study, code=3).stderr
     assert not (tmp_path / "x.db").exists(), "nothing is stored of a study that can't run"
+
+
+@pytest.mark.parametrize("command", [("run",), ("enqueue", "model.hidden=3"), ("worker",)], ids=lambda it: it[0])
+def test_for_a_file_that_is_not_there_nothing_else_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    looked: list[Path] = []
+
+    def look(path: Path, overrides: object, error: InputError) -> InputError:
+        looked.append(path)
+        return error
+
+    monkeypatch.setattr(checks, "all_that_is_wrong", look)
+    name, *more = command
+    result = hpo(name, tmp_path / "never.yaml", *more, code=2)
+    assert result.stderr.startswith(f"{tmp_path}/never.yaml: no such file\n  fix: ")
+    assert looked == []
 
 
 def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:
