@@ -10,7 +10,7 @@ from hpo.config.marks import COMMAND_LINE, Marks
 from hpo.config.paths import Keys, join_path, lookup, nearest, show, suggest_name
 from hpo.config.schema import StudyFile, known_keys, model_of
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
-from hpo.config.yaml_source import parse_value
+from hpo.config.yaml_source import COMMA, parse_value, with_point
 from hpo.errors import InputError
 
 _PARAMS: dict[Any, type[BaseModel]] = {"float": FloatParam, "int": IntParam, "categorical": CategoricalParam}
@@ -74,6 +74,8 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
         fix = f"write `{keys[-1]}: {{_target_: {item['input']}}}`"
     if is_quoted(item["input"], kind):
         return marks.error(words, keys, value=f'"{item["input"]}"', fix="leave the quotes out")
+    if kind == "float_type" and isinstance(item["input"], str) and COMMA.fullmatch(item["input"]):
+        words, fix = f"{words}, and holds a comma", with_point(keys[-1], item["input"])
     return marks.error(words, keys, value=item["input"], fix=fix)
 
 

@@ -1,10 +1,12 @@
 """Reads YAML into plain data and remembers the line of every key."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -15,6 +17,8 @@ from hpo.errors import InputError
 _TAG = "tag:yaml.org,2002:"
 #: Bytes; a study file is written by hand, and PyYAML takes a second for some hundred thousand.
 MAX_BYTES = 512 * 1024
+#: A number with a comma in place of the point.
+COMMA: Final = re.compile(r"[-+]?[0-9]+,[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)
 _PLAIN_TAGS = frozenset(_TAG + name for name in ("null", "bool", "int", "float", "str"))
 
 
@@ -107,6 +111,20 @@ def parse_given(text: str) -> Any:
         fix = "quote the value for YAML, too: `'path=\"…\"'`; ` #` begins a comment, and `---` a document"
         raise InputError(problem, file=reader.file, fix=fix)
     return value
+
+
+def with_point(name: str | int, number: str) -> str:
+    """The fix of a number that is written with a comma."""
+    return f"write `{name}: {number.replace(',', '.')}`, with a point; thousands are written without a comma"
+
+
+def _with_comma(number: yaml.Node, rest: yaml.Node) -> str:
+    """The number whose comma has ended it, as in `{low: 0,001}`: a value, and at once a key; empty for others."""
+    if not isinstance(number, yaml.ScalarNode) or not isinstance(rest, yaml.ScalarNode):
+        return ""
+    text = f"{number.value},{rest.value}"
+    together = number.end_mark.index + 1 == rest.start_mark.index and number.style is rest.style is None
+    return text if together and COMMA.fullmatch(text) else ""
 
 
 class _Reader:
@@ -212,6 +230,10 @@ class _Reader:
         return value
 
     def _mapping(self, loader: Loader, node: yaml.MappingNode, keys: Keys) -> dict[str, Any]:
+        for (name_node, number), (rest, nothing) in pairwise(node.value):
+            if nothing.value == "" and (written := _with_comma(number, rest)):
+                here = (*keys, self._key(loader, name_node, keys))
+                raise self._error("holds a comma", number, here, with_point(here[-1], written), written)
         data: dict[str, Any] = {}
         for merged in self._merged(node, keys):
             data = {**data, **self._build(loader, merged, keys)}
