@@ -10,6 +10,7 @@ from hpo.config.marks import COMMAND_LINE, Marks
 from hpo.config.paths import Keys, join_path, lookup, nearest, show, suggest_name
 from hpo.config.schema import StudyFile, known_keys, model_of
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
+from hpo.config.schema_study import StudySection
 from hpo.config.yaml_source import COMMA, parse_value, with_point
 from hpo.errors import InputError
 
@@ -67,6 +68,8 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
         problem, fix = _unknown(keys, owner, item["input"], what, marks)
         return marks.error(problem, keys, value=item["input"], fix=fix)
     words = _WORDS.get(kind, item["msg"]).format(**{"expected": "", **context}).replace("'", "`")
+    if owner is StudySection and words == _WORDS["model_type"]:
+        words = "must be a name, or a mapping"
     fix = f"write {_example(owner, keys)}"
     if kind == "literal_error":
         fix = suggest_name(item["input"], re.findall(r"'([^']*)'", context["expected"]), what="choose from")
