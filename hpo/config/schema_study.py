@@ -13,6 +13,7 @@ from hpo.config.schema_types import (
     MAX_NUMBER,
     MAX_SEED,
     MAY_CHANGE,
+    TARGET,
     Section,
     fail,
 )
@@ -47,8 +48,16 @@ def _study_name(value: str) -> str:
 
 
 def _named(value: Any) -> Any:
-    if value is None:
-        return {}
+    return {} if value is None else _node(value)
+
+
+def _node(value: Any) -> Any:
+    if isinstance(value, Mapping) and TARGET in value:
+        path = value[TARGET]
+        name = path.rpartition(".")[2] if isinstance(path, str) else "…"
+        fix = f"write `name: {name}` in its place; docs/reference/samplers.md has the names that there are"
+        # Without a name, one error for both.
+        raise fail("is chosen by its name, not by an import path", fix, TARGET if "name" in value else "")
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -58,9 +67,7 @@ def is_no_scheduler(value: Any) -> bool:
 
 
 def _scheduler(value: Any) -> Any:
-    if is_no_scheduler(value):
-        return None
-    return {"name": value} if isinstance(value, str) else value
+    return None if is_no_scheduler(value) else _node(value)
 
 
 _NAMED_SCHEMA = {
