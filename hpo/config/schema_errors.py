@@ -36,6 +36,9 @@ _WORDS = {
     "literal_error": "must be {expected}",
 }
 
+#: What YAML reads as a text, and was to be a key and its value.
+_TOGETHER = re.compile(r"(\w+)(:|\s+)(\S+)")
+
 #: What a text may be without its quotes, where a number is wanted, or true or false.
 _READ_AS: dict[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (int, float), "bool_type": (bool,)}
 
@@ -75,11 +78,23 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
         fix = suggest_name(item["input"], re.findall(r"'([^']*)'", context["expected"]), what="choose from")
     if kind == "dict_type" and keys[0] == "metrics" and isinstance(item["input"], str):
         fix = f"write `{keys[-1]}: {{_target_: {item['input']}}}`"
+    if len(keys) == 1 and isinstance(item["input"], str):
+        fix = as_mapping(str(keys[0]), item["input"]) or fix
     if is_quoted(item["input"], kind):
         return marks.error(words, keys, value=f'"{item["input"]}"', fix="leave the quotes out")
     if kind == "float_type" and isinstance(item["input"], str) and COMMA.fullmatch(item["input"]):
         words, fix = f"{words}, and holds a comma", with_point(keys[-1], item["input"])
     return marks.error(words, keys, value=item["input"], fix=fix)
+
+
+def as_mapping(section: str, text: str) -> str:
+    """The fix of a section that is one text since a key lacks its colon, or the space behind it; else empty."""
+    model = model_of(StudyFile.model_fields[section])
+    match = _TOGETHER.match(text)
+    if model is None or match is None or match[1] not in model.model_fields:
+        return ""
+    missing = "a space behind the colon" if match[2] == ":" else "a colon behind the key"
+    return f"write {missing}: `{match[1]}: {match[3]}`"
 
 
 def is_quoted(value: Any, kind: str) -> bool:
