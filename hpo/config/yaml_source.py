@@ -160,6 +160,9 @@ class _Reader:
             problem, fix = str(error.problem), error.fix
             return InputError(problem, file=self.file, line=self._line(mark), fix=fix)
         fix = "check the indentation, the brackets and the quotes here and on the line above"
+        if "expected ':'" in problem or "mapping values" in problem:
+            keys = "that a colon and a space follow each key"
+            fix = f"check the indentation, the quotes, and {keys}, here and on the line above"
         if "\\t" in problem:
             fix = "indent with spaces: YAML takes no tabs there"
         if self.file == "command line":
