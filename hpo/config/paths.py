@@ -134,11 +134,19 @@ def same(left: Any, right: Any) -> bool:
 
 
 def nearest(word: object, known: Collection[Any]) -> str | None:
-    """The known name closest to a word, or None when nothing is close; one that differs in case alone is."""
+    """The known name closest to a word, or None when nothing is close; one that differs in case alone is.
+
+    Of several as close, one of the same letters is: two of them were swapped.
+    """
     texts, wanted = list(dict.fromkeys(map(show, known))), show(word)
-    same_letters = [text for text in texts if text.casefold() == wanted.casefold()]
-    found = same_letters or difflib.get_close_matches(wanted, texts, n=1, cutoff=0.6)
-    return found[0] if found else None
+
+    def closeness(text: str) -> tuple[float, bool]:
+        return difflib.SequenceMatcher(None, text, wanted).ratio(), sorted(text) == sorted(wanted)
+
+    if other_case := [text for text in texts if text.casefold() == wanted.casefold()]:
+        return other_case[0]
+    close = difflib.get_close_matches(wanted, texts, n=len(texts) or 1, cutoff=0.6)
+    return max(close, key=closeness, default=None)
 
 
 def suggest_name(word: object, known: Collection[Any], *, what: str = "known here") -> str:

@@ -740,3 +740,8 @@ def test_the_environment_gives_the_database_where_nothing_else_does(
 def test_the_nearest_name_is_one_that_differs_in_case_alone() -> None:
     known = ["Adam", "AdamW", "SGD"]
     assert [nearest(word, known) for word in ("Adamw", "sgd", "Adan", "LBFGS")] == ["AdamW", "SGD", "Adam", None]
+
+
+def test_of_two_names_as_near_the_one_of_the_same_letters_is_nearest() -> None:
+    known = ["type", "low", "high", "log", "step"]
+    assert [nearest(word, known) for word in ("lgo", "lwo", "tpye", "x")] == ["log", "low", "type", None]
