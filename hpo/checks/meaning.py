@@ -23,6 +23,7 @@ from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
 from hpo.search.schedulers.pbt.scheduler import Pbt
 from hpo.storage.engines import display_url
+from hpo.wording import count_of
 
 #: Learning rates outside of which an optimizer stands still or diverges, by its class's name. Generous: what is
 #: warned about is a slip of a unit or a digit, not a bold choice. Optimizers that scale their steps by themselves
@@ -66,7 +67,7 @@ def _patience(reader: Reader) -> Findings:
     default = inspect.signature(CALLBACKS["early_stopping"].kind).parameters["patience"].default
     given = node.get("patience", default) if isinstance(node, dict) else default
     if isinstance(given, int) and given >= epochs:
-        problem = f"with patience {given} nothing stops early: a trial has {epochs} epochs"
+        problem = f"with patience {given} nothing stops early: a trial has {count_of(epochs, 'epoch')}"
         yield reader.warn(problem, "callbacks.early_stopping.patience", given, f"write less than {epochs}")
 
 
@@ -189,7 +190,8 @@ def _is_seed(name: str) -> bool:
 
 def _sampler(reader: Reader) -> Findings:
     study = reader.spec.study
-    yield from _startup(reader, "sampler", SAMPLERS, f"all {study.n_trials} trials are drawn at random")
+    which = "the only trial is" if study.n_trials == 1 else f"all {study.n_trials} trials are"
+    yield from _startup(reader, "sampler", SAMPLERS, f"{which} drawn at random")
     if known_class(study.sampler.name, SAMPLERS) not in _GRIDS or reader.spec.where:
         return  # how many points `where` and dependent bounds leave is known once all are listed
     sizes = [_points(entry) for entry in reader.space.values() if not entry.when]
@@ -213,7 +215,8 @@ def _points(entry: ParamSpec) -> int | None:
 
 def _pruner(reader: Reader) -> Findings:
     study, epochs = reader.spec.study, reader.epochs
-    yield from _startup(reader, "pruner", PRUNERS, f"none of the {study.n_trials} trials can be pruned")
+    which = "the only trial can't" if study.n_trials == 1 else f"none of the {study.n_trials} trials can"
+    yield from _startup(reader, "pruner", PRUNERS, f"{which} be pruned")
     if epochs is None:
         return
     for key in ("n_warmup_steps", "n_warmup_epochs", "interval_steps", "min_epochs", "min_resource", "patience"):
@@ -248,7 +251,8 @@ def _startup(reader: Reader, part: str, known: Mapping[str, type], problem: str)
 def _workers(reader: Reader) -> Findings:
     workers, n_trials = reader.spec.run.workers, reader.spec.study.n_trials
     if workers is not None and workers > n_trials:
-        problem = f"there are {n_trials} trials for {workers} workers: the others have nothing to do"
+        there = "is 1 trial" if n_trials == 1 else f"are {n_trials} trials"
+        problem = f"there {there} for {workers} workers: the others have nothing to do"
         yield reader.warn(problem, "run.workers", workers, f"write `workers: {n_trials}`, or more trials")
 
 
@@ -280,7 +284,7 @@ def _population(reader: Reader) -> Findings:
         problem = f"{population} trials train at a time, for {run.workers} workers: the others have nothing to do"
         yield reader.warn(problem, "run.workers", run.workers, "write a larger `population`, or fewer workers")
     if isinstance(every, int) and reader.epochs is not None and every >= reader.epochs:
-        problem = f"no trial is forked: a trial has {reader.epochs} epochs"
+        problem = f"no trial is forked: a trial has {count_of(reader.epochs, 'epoch')}"
         yield reader.warn(problem, "study.scheduler.every", every, f"write less than {reader.epochs}")
 
 

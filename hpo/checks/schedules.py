@@ -12,6 +12,7 @@ from hpo.config.schema_space import values_or_ends
 from hpo.config.several import is_several
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
+from hpo.wording import count_of
 
 #: Arguments that say over how many steps a scheduler is spread, and whether it must end with the training.
 _HORIZONS: Final = {
@@ -132,7 +133,7 @@ def _milestones(reader: Reader) -> Findings:
         [item for item in listed if isinstance(item, int) and item >= epochs] if isinstance(listed, list) else []
     )
     if late:
-        problem = f"a trial has {epochs} epochs, and never gets to {show(late)}"
+        problem = f"a trial has {count_of(epochs, 'epoch')}, and never gets to {show(late)}"
         yield reader.warn(problem, "lr_scheduler.milestones", listed, f"keep them below {epochs}")
 
 

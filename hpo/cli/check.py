@@ -324,4 +324,6 @@ def _cost(cost: Measured) -> str:
     text = f"{cost.memory_bytes / _MIB:,.0f} MiB, {duration(cost.batch_s)} a batch"
     if cost.epoch_s is not None:
         text += f", {duration(cost.epoch_s)} an epoch of {cost.batches} batches"
-    return text if cost.trial_s is None else f"{text}, {duration(cost.trial_s)} a trial of {cost.epochs} epochs"
+    if cost.trial_s is None:
+        return text
+    return f"{text}, {duration(cost.trial_s)} a trial of {count_of(cost.epochs, 'epoch')}"

@@ -317,6 +317,19 @@ def test_a_pruner_that_knows_the_trials_of_an_earlier_study_begins_with_them(fil
     assert not any("can be pruned" in item.problem for item in warned(file, *few, "study.warm_start=first.yaml"))
 
 
+def test_what_is_one_is_in_the_singular(file: Path) -> None:
+    one = [
+        "study.n_trials=1",
+        "trainer.max_epochs=1",
+        "callbacks={early_stopping: {patience: 2}}",
+        "run.workers=2",
+    ]
+    said = [item.problem for item in warned(file, *one, "study.pruner={name: median, n_startup_trials: 2}")]
+    assert "with patience 2 nothing stops early: a trial has 1 epoch" in said
+    assert "there is 1 trial for 2 workers: the others have nothing to do" in said
+    assert "the only trial can't be pruned: median begins after 2" in said
+
+
 def test_a_single_training_hears_nothing_of_the_search(file: Path) -> None:
     odd = (
         "run.workers=99",
