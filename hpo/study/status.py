@@ -29,7 +29,7 @@ from hpo.study.own_trials import outlined
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
 from hpo.study.ranking import best_among, is_outside, judged, ranked
 from hpo.study.trial_entries import best_entry
-from hpo.wording import best_list, count_of, described_best
+from hpo.wording import best_list, described_best
 
 
 def study_status(opened: OpenStudy, trials: Sequence[FrozenTrial] | None = None) -> dict[str, Any]:
@@ -173,9 +173,12 @@ def best_in_words(spec: StudySpec, status: Mapping[str, Any]) -> list[tuple[str,
 
 
 def _none_within(spec: StudySpec, complete: int, outside: int) -> str:
-    some = f"{complete} complete trials" if complete else count_of(outside, "trial")
+    number, noun = (complete, "complete trial") if complete else (outside, "trial")
+    which, verb = f"none of the {number} {noun}s", "meets"
+    if number == 1:
+        which, verb = f"the only {noun}", "does not meet"
     bounds = ", ".join(f"{name} {text}" for name, text in spec.study.constraints.items())
-    return f"none of the {some} of {spec.study.name} meets its constraints: {bounds}"
+    return f"{which} of {spec.study.name} {verb} its constraints: {bounds}"
 
 
 def refuse_without_result(opened: OpenStudy) -> None:

@@ -28,6 +28,7 @@ from hpo.storage.study_end import prune_paused
 from hpo.storage.study_storage import StudyStorage
 from hpo.study import standing
 from hpo.study.open_study import OpenStudy, start_study
+from hpo.study.outcome import Outcome
 from hpo.study.ranking import best_of
 from hpo.study.standing import standing_of
 from hpo.study.status import best_in_words, refuse_without_result, study_best, study_status
@@ -446,6 +447,9 @@ def test_a_study_whose_paused_trials_violate_a_bound_says_so(studies: Studies) -
         view.forget_looks()
         with pytest.raises(StudyError, match="none of the 2 trials of tiny meets its constraints: val_loss <= -1"):
             refuse_without_result(view)
+        one = {"best": None, "outcomes": {Outcome.COMPLETE: 1}, "outside": 0}
+        ((_, said),) = best_in_words(view.spec, one)
+        assert said == "the only complete trial of tiny does not meet its constraints: val_loss <= -1"
 
 
 def test_a_larger_budget_resumes_what_the_end_has_pruned(studies: Studies) -> None:
