@@ -322,11 +322,8 @@ class Trainer:
             attempt(errors, self._keep_generators)
             attempt(errors, self.precision.forget_step)
             fire_isolated(errors, self._hooks["on_exception"], self, errors[0])
-        for hook in self._hooks["on_fit_end"]:
-            fire_isolated(errors, (hook,), self)
-            if errors:  # at once: the others may wait for what this process leaves out
-                self.group.fail(errors[0], reason_after(errors[0], self.state.stop_reason))
-        attempt(errors, self.group.leave)
+        fire_isolated(errors, self._hooks["on_fit_end"], self)
+        attempt(errors, self.group.leave, *((errors[0], self._reason_after(errors[0])) if errors else ()))
         if errors and not self.state.failed:  # what comes in `teardown` is to know that a fit has to follow
             reason = self.state.stop_reason
             self._ended_for = None if reason in CONTINUED else reason
@@ -337,7 +334,10 @@ class Trainer:
 
     def _note_failure(self, error: BaseException) -> None:
         self.state.failed = True
-        self.state.stop_reason = reason_after(error, self.state.stop_reason)
+        self.state.stop_reason = self._reason_after(error)
+
+    def _reason_after(self, error: BaseException) -> str:
+        return reason_after(error, self.state.stop_reason)
 
     def _keep_generators(self) -> None:
         if self.state.batch_index and self.epoch_rng is None:

@@ -116,11 +116,12 @@ class Group:
         """
         return checkpoint
 
-    def fail(self, error: BaseException, reason: str | None = None) -> None:
-        """Tell the others of an error of this process, and end what they wait for."""
-
-    def leave(self) -> None:
+    def leave(self, error: BaseException | None = None, reason: str | None = None) -> None:
         """Wait until all are at the end of a fit, and give rank 0 what it asks for meanwhile.
+
+        Args:
+            error: This process's, of which the others hear once rank 0 has what it asks for.
+            reason: Why the run ends.
 
         Raises:
             RankError: Another process has failed.

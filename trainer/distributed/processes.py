@@ -40,8 +40,8 @@ _LAST_WORDS: Final = 2.0
 #: How often a process that waits for others looks whether they are still there.
 _LOOK: Final = timedelta(seconds=2)
 #: What a process says at a meeting, of which the highest counts: nothing, that it has decided, or, rank 0 alone,
-#: that it first wants the others' parts of a checkpoint, or of its tensors.
-_NOTHING, _DECIDED, PARTS, TENSORS = range(4)
+#: that it first wants the others' parts of a checkpoint, or of its tensors; or that it has failed before.
+_NOTHING, _DECIDED, PARTS, TENSORS, _FAILED = range(5)
 #: What it says on the board where it does not come to a meeting but adds something up.
 _SUM: Final = 7
 #: Bits of what is shown there that say that.
@@ -175,11 +175,15 @@ class Processes(Group):
             return []
         return self._collected(packed)
 
-    def leave(self) -> None:
-        """Wait until all are here, at the end of what they do together; not after an error."""
-        if self._control is not None:
-            self._meet()
-        self.will_meet = False
+    def leave(self, error: BaseException | None = None, reason: str | None = None) -> None:
+        """See `Group.leave`; not after what has been told to all."""
+        try:
+            if self._control is not None:
+                self._meet(_NOTHING if error is None else _FAILED)
+        finally:
+            self.will_meet = False
+            if error is not None:
+                self.fail(error, reason)
 
     def sum(self, flat: Tensor) -> Any:
         """Begin to add up a tensor over all processes, in place; to be handed to ``wait``."""
@@ -260,6 +264,8 @@ class Processes(Group):
         """Wait until all are here, and give rank 0 what it asks for meanwhile; the highest word that was said."""
         while (said := self._exchange(word)) in {PARTS, TENSORS}:
             self._answer(said)
+        if said == _FAILED != word:
+            raise self._lost()
         return said
 
     def _answer(self, word: int) -> None:  # noqa: ARG002 - there is one question

@@ -42,6 +42,8 @@ class Sharded(Processes):
         """See `Group.session`."""
         if self._control is None:
             self._make_whole = whole
+        else:  # one that has failed at the end of a fit does not come to what follows
+            self._meet()
         with super().session(device, part):
             yield
 

@@ -58,6 +58,7 @@ class LocalWorker:
     pulse: Pulse
     struck_before: int
     _patience_ends: float | None = None
+    _killed: dict[int, float | None] | None = None
 
     @property
     def pid(self) -> int:
@@ -131,11 +132,19 @@ class LocalWorker:
 
     def _end_trial_processes(self, deadline: float) -> None:
         """Kill the process of its trial with all that it started, and wait for its end: it holds the lease."""
-        left = [pid for pid in (self.trial_pid, int(self.pulse[ENDING])) if pid]
-        for pid in left:
+        if self._killed is None:
+            pids = [pid for pid in (self.trial_pid, int(self.pulse[ENDING])) if pid]
+            self._killed = {pid: process_start(pid) for pid in pids}
+        else:  # the numbers of those that are gone may be others' by now
+            pids = self._trial_processes_left()
+        for pid in pids:
             kill_group(pid, only_group=True)
-        while any(process_start(pid) is not None for pid in left) and time.monotonic() < deadline:
+        while self._trial_processes_left() and time.monotonic() < deadline:
             time.sleep(_LOOK)
+
+    def _trial_processes_left(self) -> list[int]:
+        killed = self._killed or {}
+        return [pid for pid, start in killed.items() if start is not None and process_start(pid) == start]
 
 
 class LocalLauncher(SlotLauncher[LocalWorker]):

@@ -27,7 +27,7 @@ from hpo.storage.engines import display_url
 from hpo.storage.ledger import Lease, Owner
 from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import models
-from hpo.storage.outage import DatabaseError
+from hpo.storage.outage import DatabaseError, RefusedValueError
 from hpo.storage.recovery import GONE, _settle, requeue_dead
 from hpo.storage.schema import OPTUNA_REVISION, PlainStudyError
 from hpo.storage.study_storage import StudyStorage
@@ -304,7 +304,7 @@ def test_a_failing_write_keeps_the_lease(two_owners: tuple[StudyStorage, ...]) -
     trial.suggest_float("x", 0, 1)
     with pytest.raises(ValueError, match="distribution"):
         first.set_trial_param(trial._trial_id, "x", 0, optuna.distributions.CategoricalDistribution(["a"]))
-    with pytest.raises(optuna.exceptions.StorageInternalError):
+    with pytest.raises((optuna.exceptions.StorageInternalError, RefusedValueError)):
         first.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, ["not a number"])  # type: ignore[list-item]
     study.tell(trial, 1.0)
 
@@ -492,7 +492,7 @@ def test_an_unreachable_database_is_a_study_error() -> None:
         with pytest.raises(StudyError, match="can't open") as caught:
             open_storage(url, create=False)
         assert "secret" not in str(caught.value)
-        assert "\n" not in str(caught.value)
+        assert str(caught.value).count("\n") == 1  # what the driver says is a line, the fix another one
 
 
 def damage_header(file: Path) -> None:

@@ -105,7 +105,9 @@ def test_an_error_at_the_end_of_one_leaves_all_with_the_last_weights(
         assert ended == reason
         for name, weight in last.items():
             torch.testing.assert_close(weights[name], weight, atol=2e-6, rtol=1e-5)
-    assert (tmp_path / "epoch-00001.pt").exists()  # the best, which waited to be written
+    # The best, and the last, which waited; parts of it are lost where rank 0 is broken off as all evaluate.
+    written = {path.name for path in tmp_path.glob("epoch-*.pt")}
+    assert written == {"epoch-00001.pt"} | ({"epoch-00005.pt"} if (strategy, asking) != ("fsdp", 1) else set())
 
 
 @pytest.mark.parametrize(
