@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpo.execution.agent import has_ended, is_a_line
+from hpo.execution.agent import _wait_for_its_end, has_ended, is_a_line
+from hpo.execution.launchers.forkserver import ignored
+from hpo.execution.signals import handled
+from tests.support.commands import PATIENCE, wait_until
 
 
 def _of_socket(_: Path) -> list[int]:
@@ -51,3 +56,20 @@ def test_a_line_has_ended_where_its_other_end_is_closed(opened: Callable[[], lis
         assert has_ended(ours)
     finally:
         os.close(ours)
+
+
+def test_an_end_that_is_seen_while_signals_are_ignored_is_heard_afterwards() -> None:
+    """As they are for the time in which the fork server is started."""
+    ours, theirs = os.pipe()
+    os.close(theirs)
+    came: list[int] = []
+    with handled([signal.SIGTERM], lambda number, _: came.append(number)):
+        with ignored(signal.SIGTERM):
+            waiting = threading.Thread(target=_wait_for_its_end, args=(ours,), daemon=True)
+            waiting.start()
+            waiting.join(0.2)
+        waiting.join(PATIENCE)
+        assert not waiting.is_alive()
+        wait_until(lambda: came)
+    os.close(ours)
+    assert came == [signal.SIGTERM]
