@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
@@ -104,22 +105,15 @@ def run(
         if placing is None:
             from hpo.execution.run import run_study
 
-            ending = run_study(spec, listen, warn, accept_code_change=accept_code_change, widen=widen).value
+            ending = run_study(spec, listen, warn, accept_code_change=accept_code_change, widen=widen)
         else:
             from hpo.execution.placing import run_on
 
-            ending = run_on(
-                placing,
-                listen,
-                warn,
-                detach=detach,
-                submission=submission,
-                accept_code_change=accept_code_change,
-                widen=widen,
-            ).value
+            on_engine = partial(run_on, detach=detach, submission=submission)
+            ending = on_engine(placing, listen, warn, accept_code_change=accept_code_change, widen=widen)
     from hpo.console.lines import kept_arguments
 
-    _say_end(spec, ending, kept_arguments(study, overrides, storage, output_dir), quiet=quiet or json_)
+    _say_end(spec, ending.value, kept_arguments(study, overrides, storage, output_dir), quiet=quiet or json_)
 
 
 def _placing(spec: StudySpec, overrides: list[str] | None, given: dict[str, object]) -> Placing | None:
