@@ -175,7 +175,7 @@ def _in_fork(
     os.setpgid(0, 0)  # so that all that it starts can be ended with it
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    trial.peers.fork()  # while this process has one thread
+    trial.begin_fork()
     orders = Orders(line, trial.request)
     try:
         if starts:

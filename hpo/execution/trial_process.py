@@ -26,7 +26,7 @@ from optuna.exceptions import StorageInternalError
 from hpo.errors import HpoError, LeaseLostError, OtherCodeError
 from hpo.execution.beating import trial_heartbeat
 from hpo.execution.device import spare_contexts, start
-from hpo.execution.kept import release, spare
+from hpo.execution.kept import anonymous, release, spare
 from hpo.execution.limits import death_of, oom_kills
 from hpo.execution.messages import Command, End, Failed, Lost, Message, Started, WorkerOrder, send
 from hpo.execution.news import News
@@ -134,9 +134,15 @@ class TrialProcess:
     request: StopRequest = field(default_factory=StopRequest)
     peers: Peers = field(init=False)
     _news: News | None = None
+    _at_fork: int = 0
 
     def __post_init__(self) -> None:
         self.peers = Peers(self.builder, self.order.slot.devices, partial(_died, oom_kills()))
+
+    def begin_fork(self) -> None:
+        """Begin in a process that was forked for a trial, while that has one thread."""
+        self._at_fork = anonymous()
+        self.peers.fork()
 
     def run(self, lease: Lease, extend: Extend, before_s: float = 0.0) -> Over:
         """Train a trial to its end, to a pause or to a request to stop.
@@ -180,7 +186,7 @@ class TrialProcess:
             return 0
         self._news = None
         release()
-        return spare(self.device)
+        return spare(self.device, self._at_fork)
 
     @property
     def _may_hold_device(self) -> bool:
