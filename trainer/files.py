@@ -1,14 +1,25 @@
-"""What the callbacks that write text files share: whole files, and numbers that strict JSON can hold."""
+"""What those who write files share: files and folders that are whole or not there, and numbers in strict JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+
+def aside_name(path: Path, suffix: str = "") -> Path:
+    """A hidden name beside ``path`` that no other process or thread writes to.
+
+    Args:
+        path: The file or folder whose place is to be taken.
+        suffix: How the name ends, for a writer that looks at that.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{suffix}")
 
 
 @contextmanager
@@ -25,14 +36,30 @@ def aside_of(path: Path) -> Iterator[Path]:
         yield path
         return
     path = path.resolve()
-    # Other threads may write the same file. A file that tempfile makes could be read by its owner alone.
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    aside = aside_name(path)  # a file that tempfile makes could be read by its owner alone
     try:
         yield aside
         aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def aside_of_folder(folder: Path) -> Iterator[Path]:
+    """A path to make a folder at, which takes the place of ``folder`` and all in it when the block ends.
+
+    Raises:
+        OSError: It can't be put there; nothing is left aside.
+    """
+    aside = aside_name(folder)
+    try:
+        yield aside
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager

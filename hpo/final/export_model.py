@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from trainer import BatchOptions
 from trainer.callbacks.save_pretrained import has_save_pretrained, is_free, write_pretrained
 from trainer.data.batches import make_batches
 from trainer.data.sets import first_set
-from trainer.files import replacing
+from trainer.files import aside_name, aside_of_folder, replacing
 from trainer.step.manual import as_evaluated
 from trainer.step.supervised import SupervisedStep
 
@@ -139,28 +138,21 @@ def export_model(opened: OpenStudy, which: str, path: Path, *, command: str) -> 
 def _copy_code(opened: OpenStudy, folder: Path) -> None:
     """Copy the study's own modules, in place of an earlier copy: the weights alone make no model."""
     own = opened.spec.folder
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
+    with aside_of_folder(folder) as aside:
+        aside.mkdir()
         for name in code_identity(opened.spec).files:
             source = own / name
-            if (
-                source.suffix == ".py" and source.is_file()
-            ):  # a package in development is installed with its own name
+            # A package in development is installed with its own name.
+            if source.suffix == ".py" and source.is_file():
                 target = aside / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
-        aside.mkdir(exist_ok=True)
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager
 def _aside(path: Path) -> Iterator[Path]:
     """A file that takes the place of ``path`` when the block ends well, and is gone when it does not."""
-    aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    aside = aside_name(path, path.suffix)  # torch.export looks at it
     try:
         aside.touch()
         mode = aside.stat().st_mode

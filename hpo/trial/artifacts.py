@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import uuid
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from hpo.storage.optuna_private import ARTIFACTS_ATTR_PREFIX
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.folders import flush_output
 from hpo.study.open_study import OpenStudy
+from trainer.files import aside_name
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,7 @@ def _put(spec: StudySpec, number: int, folder: Path, name: str) -> bool:
 
 def _link(source: Path, target: Path) -> None:
     """Make ``target`` the same file as ``source``, else a copy of it; in one step, in place of an earlier one."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)
+    aside = aside_name(target)
     try:
         try:
             aside.hardlink_to(source)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from trainer.callback import TrainerView
 from trainer.callbacks.cancel_tags import CANCEL_TAGS
 from trainer.callbacks.history_file import Record, epoch_record
 from trainer.callbacks.mirror import COMPLETE, Mirror, Service, best_of, flat, is_outage, step_record
+from trainer.files import aside_name
 from trainer.state import INTERRUPTED, PRUNED, Mode
 from trainer.step_log import StepRecord
 
@@ -274,17 +274,13 @@ def _make_database(client_type: type[MlflowClient], uri: str) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = _aside(path)
+    aside = aside_name(path)
     try:
         client_type(tracking_uri=f"{_SQLITE}{aside}").search_experiments(max_results=1)
         with contextlib.suppress(FileExistsError):  # another worker was faster
             path.hardlink_to(aside)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")
 
 
 def _params(params: Mapping[str, Any]) -> list[Param]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
+from trainer.files import aside_of_folder
 from trainer.state import DIVERGED, ERROR, PRUNED
 from trainer.step.parts import bare_model
 
@@ -127,17 +126,11 @@ def write_pretrained(model: nn.Module, folder: Path, *, verify: bool) -> None:
     """
     if not is_free(folder):
         raise FileExistsError(f"{folder} holds other things than a model: give another folder")
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     saving: Any = model
-    try:
+    with aside_of_folder(folder) as aside:
         saving.save_pretrained(str(aside))
         if verify:
             _compare(model, aside)
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _compare(model: nn.Module, folder: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, Progress, list_checkpoints
 from trainer.checkpoint.readable import readable
 from trainer.checkpoint.versions import versioned
+from trainer.files import aside_name
 
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
@@ -210,7 +211,7 @@ def write_whole(content: Mapping[str, Any], path: Path) -> None:
 
 
 def _write_aside(checkpoint: Mapping[str, Any], path: Path) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = aside_name(path)
     try:
         with aside.open("wb") as file:
             _save(checkpoint, file)

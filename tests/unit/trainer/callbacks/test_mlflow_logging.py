@@ -165,7 +165,7 @@ def test_without_an_address_it_is_a_file_in_the_folder(tmp_path: Path) -> None:
     assert run.info.status == "FINISHED"
 
 
-def test_a_worker_that_was_faster_in_making_the_file_wins(tmp_path: Path) -> None:
+def test_a_worker_that_was_faster_in_making_the_file_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It makes its own aside meanwhile, which takes seconds, and leaves nothing of it."""
     path, made = tmp_path / "deep" / "mlflow.db", []
 
@@ -177,7 +177,8 @@ def test_a_worker_that_was_faster_in_making_the_file_wins(tmp_path: Path) -> Non
             path.write_text("the other's")
             return super().search_experiments(**options)
 
-    aside = mlflow_logging._aside(path)
+    aside = path.with_name(".mlflow.db.aside")
+    monkeypatch.setattr(mlflow_logging, "aside_name", lambda _: aside)
     mlflow_store.put_copy(aside.parent)
     (aside.parent / "mlflow.db").rename(aside)
     mlflow_logging._make_database(Slow, f"sqlite:///{path}")
