@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self, cast
 import sqlalchemy as sa
 
 from hpo.errors import StudyError
-from hpo.storage.id_lists import in_parts
+from hpo.storage.id_lists import in_chunks
 from hpo.storage.ledger import ATTEMPTS, Executor, Lease
 from hpo.storage.outage import DatabaseGoneError, first_line
 
@@ -33,7 +33,7 @@ class Beat(NamedTuple):
 
 def give(conn: Executor, beats: Sequence[Beat]) -> list[Lease]:
     """Record that the owners of leases live, one statement for up to a hundred; the leases that are lost."""
-    return [lease for part in in_parts(beats, _TOGETHER) for lease in _give(conn, part)]
+    return [lease for chunk in in_chunks(beats, _TOGETHER) for lease in _give(conn, chunk)]
 
 
 def _give(conn: Executor, beats: Sequence[Beat]) -> list[Lease]:

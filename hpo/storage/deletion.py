@@ -9,7 +9,7 @@ from hpo.storage import ledger
 from hpo.storage.agents import AGENTS, forget_study
 from hpo.storage.budget import lock_study
 from hpo.storage.changes import CHANGES, forget_changes
-from hpo.storage.id_lists import in_parts
+from hpo.storage.id_lists import in_chunks
 from hpo.storage.ledger import ATTEMPTS
 from hpo.storage.optuna_private import STUDIES, TRIALS, referring_to
 
@@ -23,10 +23,10 @@ def delete_study(session: orm.Session, study_id: int) -> None:
     forget_changes(session, study_id)
     forget_study(session, study_id)
     trial_ids = session.execute(sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id)).scalars().all()
-    for part in in_parts(trial_ids):
-        ledger.forget_trials(session, part)
+    for chunk in in_chunks(trial_ids):
+        ledger.forget_trials(session, chunk)
         for table in (*referring_to(TRIALS), TRIALS):
-            session.execute(sa.delete(table).where(table.c.trial_id.in_(part)))
+            session.execute(sa.delete(table).where(table.c.trial_id.in_(chunk)))
     for table in (*referring_to(STUDIES), STUDIES):
         session.execute(sa.delete(table).where(table.c.study_id == study_id))
 

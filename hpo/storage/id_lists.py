@@ -13,8 +13,8 @@ AT_ONCE: Final = 500
 _Item = TypeVar("_Item")
 
 
-def in_parts(items: Sequence[_Item], size: int | None = None) -> list[Sequence[_Item]]:
-    """The items in parts of one size, the last one smaller; None: that of ids in one statement."""
+def in_chunks(items: Sequence[_Item], size: int | None = None) -> list[Sequence[_Item]]:
+    """The items in chunks of one size, the last one smaller; None: that of ids in one statement."""
     size = size or AT_ONCE
     return [items[start : start + size] for start in range(0, len(items), size)]
 

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.storage import machine
-from hpo.storage.id_lists import in_parts
+from hpo.storage.id_lists import in_chunks
 from hpo.storage.optuna_private import TRIALS
 from hpo.storage.pausing import IS_PAUSED
 
@@ -291,8 +291,8 @@ def begun(conn: Executor, trial_ids: Sequence[int]) -> dict[int, dict[int, float
     """When each attempt at some trials was begun, by trial and attempt."""
     columns = (ATTEMPTS.c.trial_id, ATTEMPTS.c.attempt, ATTEMPTS.c.started_at)
     found: dict[int, dict[int, float]] = {}
-    for part in in_parts(trial_ids):
-        rows: Sequence[Any] = conn.execute(sa.select(*columns).where(ATTEMPTS.c.trial_id.in_(part))).all()
+    for chunk in in_chunks(trial_ids):
+        rows: Sequence[Any] = conn.execute(sa.select(*columns).where(ATTEMPTS.c.trial_id.in_(chunk))).all()
         for trial_id, attempt, started in rows:
             found.setdefault(trial_id, {})[attempt] = started
     return found
@@ -302,11 +302,11 @@ def seconds_of(conn: Executor, study_id: int, trial_ids: Sequence[int]) -> dict[
     """What all attempts at some of a study's trials took together, by trial; of those that had one."""
     query = sa.select(ATTEMPTS.c.trial_id, sa.func.sum(ATTEMPTS.c.seconds)).group_by(ATTEMPTS.c.trial_id)
     if len(trial_ids) <= _MANY:
-        parts = [query.where(ATTEMPTS.c.trial_id.in_(part)) for part in in_parts(trial_ids)]
+        queries = [query.where(ATTEMPTS.c.trial_id.in_(chunk)) for chunk in in_chunks(trial_ids)]
     else:
         of_study = sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id)
-        parts = [query.where(ATTEMPTS.c.trial_id.in_(of_study))]
-    rows: list[Any] = [row for part in parts for row in conn.execute(part).all()]
+        queries = [query.where(ATTEMPTS.c.trial_id.in_(of_study))]
+    rows: list[Any] = [row for each in queries for row in conn.execute(each).all()]
     return {trial_id: float(seconds or 0.0) for trial_id, seconds in rows}
 
 

@@ -25,7 +25,7 @@ from hpo.storage.attributes import (
     SAME_AS_ATTR,
 )
 from hpo.storage.changes import changes_since, latest_change
-from hpo.storage.id_lists import in_list, in_parts
+from hpo.storage.id_lists import in_chunks, in_list
 from hpo.storage.optuna_private import (
     ARTIFACTS_ATTR_PREFIX,
     PARAMS,
@@ -39,7 +39,7 @@ from hpo.storage.optuna_private import (
 from hpo.storage.outage import patient
 from hpo.storage.progress import Cursor
 from hpo.storage.reader import ReadingStorage
-from hpo.storage.trial_rows import Part, TrialRow, trial_of, trial_rows
+from hpo.storage.trial_rows import Entry, TrialRow, trial_rows, trials_of
 
 _STUDY: Final = sa.bindparam("study", type_=sa.Integer)
 _OF_STUDY: Final = sa.and_(
@@ -155,8 +155,8 @@ def _changed(storage: ReadingStorage, study_id: int, cursor: Cursor) -> list[Fro
             change, changed = changes_since(conn, study_id, cursor.change)
             known = {each for each in changed if each <= cursor.last_id} | cursor.open_ids
             rows, read = trial_rows(conn, study_id, after=cursor.last_id, among=known), []
-            for part in in_parts(rows):
-                read += _trials(conn, part, {"trials": [row.trial_id for row in part]}, _SOME_OUTLINES)
+            for chunk in in_chunks(rows):
+                read += _trials(conn, chunk, {"trials": [row.trial_id for row in chunk]}, _SOME_OUTLINES)
     cursor.change, cursor.last_id = change, max((row.trial_id for row in rows), default=cursor.last_id)
     cursor.open_ids = {row.trial_id for row in rows if not row.state.is_finished() and row.pause is None}
     return read
@@ -188,8 +188,8 @@ def _trials(
     conn: sa.Connection, rows: Sequence[TrialRow], whose: Mapping[str, Any], queries: _Queries
 ) -> list[FrozenTrial]:
     """The trials of these rows, by number, which were read before what belongs to them."""
-    drawn = {} if queries.params is None else _parts(conn, queries.params, whose)
-    values = _parts(conn, queries.values, whose)
+    drawn = {} if queries.params is None else _entries(conn, queries.params, whose)
+    values = _entries(conn, queries.values, whose)
     reports = {
         trial_id: {last: math.nan if best is None else best}
         for trial_id, last, best in _rows(conn, queries.steps, whose)
@@ -199,28 +199,17 @@ def _trials(
     for row in rows:
         if row.paused is not None:
             user.setdefault(row.trial_id, {})[PAUSED_ATTR] = json.loads(row.paused)
-    found = [
-        trial_of(
-            row,
-            sorted(drawn.get(row.trial_id, ())),
-            sorted(values.get(row.trial_id, ())),
-            intermediate_values=reports.get(row.trial_id, {}),
-            user_attrs=user.get(row.trial_id, {}),
-            system_attrs=system.get(row.trial_id, {}),
-        )
-        for row in rows
-    ]
-    return sorted(found, key=lambda trial: trial.number)
+    return sorted(trials_of(rows, drawn, values, reports, user, system), key=lambda trial: trial.number)
 
 
 def _rows(conn: sa.Connection, query: Query, whose: Mapping[str, Any]) -> Sequence[Any]:
     return conn.execute(query, whose).all()
 
 
-def _parts(conn: sa.Connection, query: Query, whose: Mapping[str, Any]) -> dict[int, list[Part]]:
-    found = defaultdict[int, list[Part]](list)
-    for trial_id, *part in _rows(conn, query, whose):
-        found[trial_id].append(tuple(part))
+def _entries(conn: sa.Connection, query: Query, whose: Mapping[str, Any]) -> dict[int, list[Entry]]:
+    found = defaultdict[int, list[Entry]](list)
+    for trial_id, *entry in _rows(conn, query, whose):
+        found[trial_id].append(tuple(entry))
     return found
 
 

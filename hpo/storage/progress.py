@@ -29,7 +29,7 @@ from hpo.storage.attributes import (
     SCHEDULER_ATTR,
 )
 from hpo.storage.changes import CHANGES, SINCE, latest_change
-from hpo.storage.id_lists import in_list, in_parts
+from hpo.storage.id_lists import in_chunks, in_list
 from hpo.storage.optuna_private import (
     REPORTS,
     STUDY_USER_ATTRS,
@@ -138,7 +138,7 @@ _STUDY_ID: Final = sa.bindparam("study", type_=sa.Integer)
 _STUDY: Final = TRIALS.c.study_id == _STUDY_ID
 _NULL: Final = sa.null()
 _TEXT: Final = sa.String(models.MAX_INDEXED_STRING_LENGTH)
-#: The trials that a look asks for, which the parts of its statement share: new ones, some by their ids, and those
+#: The trials that a look asks for, which its queries share: new ones, some by their ids, and those
 #: of which a change is noted. One may be among them twice.
 _ROW: Final = sa.select(TRIALS.c.trial_id, TRIALS.c.number, TRIALS.c.state)
 _LOOKED_AT: Final = sa.union(
@@ -156,8 +156,8 @@ def _between(table: sa.FromClause) -> sa.ColumnElement[bool]:
     return table.c.trial_id.between(first, last)
 
 
-def _part(name: str) -> sa.ColumnElement[str]:
-    return sa.literal_column(f"'{name}'").label("part")
+def _kind(name: str) -> sa.ColumnElement[str]:
+    return sa.literal_column(f"'{name}'").label("kind")
 
 
 def _trials(of: sa.FromClause, best: Any) -> sa.Select[Any]:
@@ -170,7 +170,7 @@ def _trials(of: sa.FromClause, best: Any) -> sa.Select[Any]:
     reported = (sa.func.max(REPORTS.c.step), sa.func.max(_NOT_FINITE), best(REPORTS.c.intermediate_value))
     return (
         sa.select(
-            *(_part("trial"), of.c.trial_id, of.c.number, *reported),
+            *(_kind("trial"), of.c.trial_id, of.c.number, *reported),
             *(sa.cast(of.c.state, _TEXT), attr(GRANTS_ATTR), attr(PAUSED_ATTR)),
         )
         .outerjoin_from(of, REPORTS, REPORTS.c.trial_id == of.c.trial_id)
@@ -181,7 +181,7 @@ def _trials(of: sa.FromClause, best: Any) -> sa.Select[Any]:
 def _attrs(of: sa.FromClause) -> tuple[sa.Select[Any], sa.Select[Any]]:
     def having(table: sa.Table, deciding: sa.ColumnElement[bool]) -> sa.Select[Any]:
         unused = (_NULL, _NULL, _NULL, _NULL)
-        columns = (_part("attr"), of.c.trial_id, *unused, table.c.key, table.c.value_json, _NULL)
+        columns = (_kind("attr"), of.c.trial_id, *unused, table.c.key, table.c.value_json, _NULL)
         return sa.select(*columns).join_from(of, table, table.c.trial_id == of.c.trial_id).where(deciding)
 
     key = TRIAL_SYSTEM_ATTRS.c.key
@@ -193,27 +193,27 @@ def _attrs(of: sa.FromClause) -> tuple[sa.Select[Any], sa.Select[Any]]:
 def _reports(of: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
     unused = (_NULL, _NULL, _NULL)
     columns = (REPORTS.c.trial_id, REPORTS.c.step, _NULL, _NULL, REPORTS.c.intermediate_value, *unused)
-    join = sa.select(_part("report"), *columns).join_from(of, REPORTS, REPORTS.c.trial_id == of.c.trial_id)
+    join = sa.select(_kind("report"), *columns).join_from(of, REPORTS, REPORTS.c.trial_id == of.c.trial_id)
     return join.where(which)
 
 
 #: The study's attributes, as rows of a look: they belong to no trial.
 _STUDY_ATTRS: Final = sa.select(
-    *(_part("study"), _NULL, _NULL, _NULL, _NULL, _NULL),
+    *(_kind("study"), _NULL, _NULL, _NULL, _NULL, _NULL),
     *(STUDY_USER_ATTRS.c.key, STUDY_USER_ATTRS.c.value_json, _NULL),
 ).where(
     STUDY_USER_ATTRS.c.study_id == _STUDY_ID,
     STUDY_USER_ATTRS.c.key.in_([BUDGET_ATTR, EPOCHS_ATTR, MAX_EPOCHS_ATTR, RETRIES_ATTR, SCHEDULER_ATTR]),
 )
 _LATEST_CHANGE: Final = sa.select(
-    *(_part("change"), _NULL, sa.func.max(CHANGES.c.change_id), _NULL, _NULL, _NULL, _NULL, _NULL, _NULL)
+    *(_kind("change"), _NULL, sa.func.max(CHANGES.c.change_id), _NULL, _NULL, _NULL, _NULL, _NULL, _NULL)
 ).where(SINCE)
 
 
 def _look(best: Any) -> sa.CompoundSelect[Any]:
     """The study and some of its trials at one time.
 
-    The first part has a value in every column: it gives the columns' types.
+    The first query has a value in every column: it gives the columns' types.
     """
     trials = (_trials(_LOOKED_AT, best), *_attrs(_LOOKED_AT), _reports(_LOOKED_AT, _STEPS))
     return sa.union_all(*trials, _STUDY_ATTRS, _LATEST_CHANGE)
@@ -233,7 +233,7 @@ def _block(best: Any) -> sa.Select[Any]:
         found = found.outerjoin(attr, mine)
         attrs.append(attr.c.value_json)
     columns = (TRIALS.c.trial_id, TRIALS.c.number, curves.c.last, curves.c.not_finite, curves.c.best)
-    query = sa.select(_part("trial"), *columns, sa.cast(TRIALS.c.state, _TEXT), *attrs).select_from(found)
+    query = sa.select(_kind("trial"), *columns, sa.cast(TRIALS.c.state, _TEXT), *attrs).select_from(found)
     return query.where(_STUDY, _between(TRIALS)).order_by(TRIALS.c.trial_id)
 
 
@@ -321,25 +321,25 @@ def _some(
     latest = change
     # What is new, or has changed, is read with the first of these.
     since = {"after": cursor.last_id, "change": change}
-    for part in in_parts(ids) or [[]]:
-        some = {"study": study_id, "trials": part, "steps": [*epochs]}
-        by_part = defaultdict[str, list[Row]](list)
+    for chunk in in_chunks(ids) or [[]]:
+        some = {"study": study_id, "trials": chunk, "steps": [*epochs]}
+        by_kind = defaultdict[str, list[Row]](list)
         for row in conn.execute(_LOOKS[minimize], some | since):
-            by_part[row[0]].append(row)
+            by_kind[row[0]].append(row)
         since = {"after": _NO_ID, "change": _NO_ID}
-        trials |= {row[1]: row for row in by_part["trial"]}
-        found.reports += map(_report, by_part["report"])
-        _add_attrs(found, by_part["attr"])
-        found.study = found.study or _study(by_part["study"])  # no newer than what has changed
-        latest = max(latest, by_part["change"][0][2] or 0)
+        trials |= {row[1]: row for row in by_kind["trial"]}
+        found.reports += map(_report, by_kind["report"])
+        _add_attrs(found, by_kind["attr"])
+        found.study = found.study or _study(by_kind["study"])  # no newer than what has changed
+        latest = max(latest, by_kind["change"][0][2] or 0)
     found.add([trials[trial_id] for trial_id in sorted(trials)])
     return found, latest
 
 
 def _blocks(study_id: int, ids: Sequence[int]) -> Iterator[dict[str, int]]:
     """Parameters of the statements about all trials between two, of which these are the ids."""
-    for part in in_parts(ids, _BLOCK):
-        yield _all(study_id, part)
+    for chunk in in_chunks(ids, _BLOCK):
+        yield _all(study_id, chunk)
 
 
 def _all(study_id: int, ids: Sequence[int]) -> dict[str, int]:
@@ -348,7 +348,7 @@ def _all(study_id: int, ids: Sequence[int]) -> dict[str, int]:
 
 
 def _chunked(conn: sa.Connection, statement: sa.Executable, ids: Sequence[int], **more: Any) -> list[Row]:
-    return [row for part in in_parts(ids) for row in conn.execute(statement, {"trials": part} | more)]
+    return [row for chunk in in_chunks(ids) for row in conn.execute(statement, {"trials": chunk} | more)]
 
 
 def _study(rows: Iterable[Row]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
-from hpo.storage.id_lists import in_list, in_parts
+from hpo.storage.id_lists import in_chunks, in_list
 from hpo.storage.optuna_private import REPORTS, TRIAL_SYSTEM_ATTRS, TRIALS
 from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage
@@ -88,7 +88,7 @@ def _look(
         if after < 0:
             return change, rows, list(conn.execute(_OF_ALL, {"study": study_id}).all())
         ids = [row.trial_id for row in rows]
-        read = [found for part in in_parts(ids) for found in conn.execute(_OF_SOME, {"trials": part})]
+        read = [found for chunk in in_chunks(ids) for found in conn.execute(_OF_SOME, {"trials": chunk})]
     return change, rows, read
 
 

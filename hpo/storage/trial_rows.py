@@ -9,7 +9,7 @@ import functools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage import changes, id_lists, sample
 from hpo.storage.attributes import PAUSED_ATTR
-from hpo.storage.id_lists import in_list, in_parts
+from hpo.storage.id_lists import in_chunks, in_list
 from hpo.storage.optuna_private import (
     PARAMS,
     REPORTS,
@@ -39,8 +39,8 @@ _FINITE: Final = "FINITE"
 _NOT_FINITE: Final = {"INF_POS": math.inf, "INF_NEG": -math.inf, "NAN": math.nan}
 _EPOCH: Final = datetime(1970, 1, 1)
 
-#: Place, name or kind, number, text.
-Part = tuple[int, str, Any, Any]
+#: A parameter or value of a trial: place, name or kind, number, text.
+Entry = tuple[int, str, Any, Any]
 
 
 class TrialRow(NamedTuple):
@@ -160,13 +160,13 @@ def _asked(study_id: int, after: int, among: Collection[int]) -> dict[str, Any]:
 
 def rows_of(conn: sa.Connection, trial_ids: Sequence[int]) -> list[TrialRow]:
     """The rows of some trials, by id."""
-    parts = in_parts(sorted(trial_ids))
-    return [TrialRow._make(row) for part in parts for row in conn.execute(_ROWS_OF, {"trials": part})]
+    chunks = in_chunks(sorted(trial_ids))
+    return [TrialRow._make(row) for chunk in chunks for row in conn.execute(_ROWS_OF, {"trials": chunk})]
 
 
 def whole_trials(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
     """The trials of these rows with all that belongs to them, in the same order."""
-    return [trial for part in in_parts(rows, _WHOLE_AT_ONCE) for trial in _whole(conn, part)]
+    return [trial for chunk in in_chunks(rows, _WHOLE_AT_ONCE) for trial in _whole(conn, chunk)]
 
 
 def system_attrs(conn: sa.Connection, trial_id: int) -> dict[str, Any]:
@@ -188,12 +188,12 @@ _SYSTEM_ATTRS_OF_ONE = (
 )
 
 
-def _part(
+def _entries(
     table: sa.Table, order: str | None, name: str, number: str | None, text: str | None
 ) -> sa.Select[tuple[Any, ...]]:
     """What one of the tables holds about some trials, in columns that all the tables can share."""
     return sa.select(
-        sa.literal_column(f"'{table.name}'").label("part"),
+        sa.literal_column(f"'{table.name}'").label("source"),
         table.c.trial_id,
         sa.literal_column("0").label("place") if order is None else table.c[order].label("place"),
         sa.cast(table.c[name], sa.String(models.MAX_INDEXED_STRING_LENGTH)).label("name"),
@@ -202,45 +202,57 @@ def _part(
     ).where(in_list(table.c.trial_id, "trials"))
 
 
-# The first part has a value in every column: it is what databases take the columns' types from.
-_PARTS = sa.union_all(
-    _part(PARAMS, "param_id", "param_name", "param_value", "distribution_json"),
-    _part(VALUES, "objective", "value_type", "value", None),
-    _part(REPORTS, "step", "intermediate_value_type", "intermediate_value", None),
-    _part(TRIAL_USER_ATTRS, None, "key", None, "value_json"),
-    _part(TRIAL_SYSTEM_ATTRS, None, "key", None, "value_json"),
+# The first query has a value in every column: it is what databases take the columns' types from.
+_ALL_ENTRIES = sa.union_all(
+    _entries(PARAMS, "param_id", "param_name", "param_value", "distribution_json"),
+    _entries(VALUES, "objective", "value_type", "value", None),
+    _entries(REPORTS, "step", "intermediate_value_type", "intermediate_value", None),
+    _entries(TRIAL_USER_ATTRS, None, "key", None, "value_json"),
+    _entries(TRIAL_SYSTEM_ATTRS, None, "key", None, "value_json"),
 )
 
 
 def _whole(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
-    params, values = defaultdict[int, list[Part]](list), defaultdict[int, list[Part]](list)
+    params, values = defaultdict[int, list[Entry]](list), defaultdict[int, list[Entry]](list)
     reports = defaultdict[int, dict[int, float]](dict)
     user_attrs, system = defaultdict[int, dict[str, Any]](dict), defaultdict[int, dict[str, Any]](dict)
-    for found in conn.execute(_PARTS, {"trials": [row.trial_id for row in rows]}).partitions(_FETCHED):
-        for part, trial_id, place, name, number, text in found:
-            if part == REPORTS.name:
+    for found in conn.execute(_ALL_ENTRIES, {"trials": [row.trial_id for row in rows]}).partitions(_FETCHED):
+        for table, trial_id, place, name, number, text in found:
+            if table == REPORTS.name:
                 reports[trial_id][place] = number if name == _FINITE else _NOT_FINITE[name]
-            elif part == PARAMS.name:
+            elif table == PARAMS.name:
                 params[trial_id].append((place, name, number, text))
-            elif part == VALUES.name:
+            elif table == VALUES.name:
                 values[trial_id].append((place, name, number, text))
             else:
-                (user_attrs if part == TRIAL_USER_ATTRS.name else system)[trial_id][name] = json.loads(text)
+                (user_attrs if table == TRIAL_USER_ATTRS.name else system)[trial_id][name] = json.loads(text)
+    return trials_of(rows, params, values, reports, user_attrs, system)
+
+
+def trials_of(
+    rows: Iterable[TrialRow],
+    params: dict[int, list[Entry]],
+    values: dict[int, list[Entry]],
+    reports: dict[int, dict[int, float]],
+    user_attrs: dict[int, dict[str, Any]],
+    system_attrs: dict[int, dict[str, Any]],
+) -> list[FrozenTrial]:
+    """The trials of these rows with what belongs to each, which is taken out of the mappings by trial."""
     return [
-        trial_of(
+        _trial_of(
             row,
             sorted(params.pop(row.trial_id, ())),
             sorted(values.pop(row.trial_id, ())),
             intermediate_values=reports.pop(row.trial_id, {}),
             user_attrs=user_attrs.pop(row.trial_id, {}),
-            system_attrs=system.pop(row.trial_id, {}),
+            system_attrs=system_attrs.pop(row.trial_id, {}),
         )
         for row in rows
     ]
 
 
-def trial_of(row: TrialRow, params: list[Part], values: list[Part], **parts: dict[Any, Any]) -> FrozenTrial:
-    """The trial of a row with its parameters and values, both in their order, and with the other parts."""
+def _trial_of(row: TrialRow, params: list[Entry], values: list[Entry], **others: dict[Any, Any]) -> FrozenTrial:
+    """The trial of a row with its parameters and values, both in their order, and with its other fields."""
     distributions = {name: _distribution(text) for _, name, _, text in params}
     return FrozenTrial(
         number=row.number,
@@ -252,7 +264,7 @@ def trial_of(row: TrialRow, params: list[Part], values: list[Part], **parts: dic
         params={name: distributions[name].to_external_repr(number) for _, name, number, _ in params},
         distributions=distributions,
         trial_id=row.trial_id,
-        **parts,
+        **others,
     )
 
 
