@@ -141,7 +141,7 @@ class Trainer:
         self._ended_for: str | None = None  # why the run had ended whose end has failed
         # RNG state where a run was stopped inside an epoch, restored when that epoch resumes.
         self.epoch_rng: dict[str, Any] | None = None
-        self.epoch_parts: Sequence[Any] = ()
+        self.epoch_shares: Sequence[Any] = ()
 
     # ---- the three things it does
 
@@ -350,7 +350,7 @@ class Trainer:
             if self.state.stop_now:
                 self.epoch_rng = rng_state() if self.state.batch_index else None
                 if self.group.size > 1 and self.epoch_rng is not None:
-                    self.epoch_parts = self.group.gather(rank_share(self)())[1:]
+                    self.epoch_shares = self.group.gather(rank_share(self)())[1:]
                 break
             self.fire("on_train_epoch_end")
             self._settle()
@@ -367,7 +367,7 @@ class Trainer:
             return False
         self._settle()
         stream.start_epoch(self.epoch_rng)
-        self.epoch_rng, self.epoch_parts = None, ()
+        self.epoch_rng, self.epoch_shares = None, ()
         self.plan.lay_out(self.state, stream.length)  # the batch size may have changed
         return inside or not self.finished
 

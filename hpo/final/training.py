@@ -24,7 +24,7 @@ from trainer import Trainer
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.files import CheckpointFile
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint, snapshot, write_whole
-from trainer.distributed.parts import is_part, load_model, split_state
+from trainer.distributed.tensor_shards import is_sharded, load_model, split_state
 from trainer.files import replacing
 from trainer.state import PAUSED, best_epoch
 from trainer.step.parts import bare_model
@@ -264,7 +264,7 @@ def _evaluated(
         metrics |= trainer.test(data["test"])
     own = bare_model(trainer.model).state_dict()
     # A split model has no whole weights of its own.
-    return epoch, metrics, best["model"] if any(map(is_part, own.values())) else own
+    return epoch, metrics, best["model"] if any(map(is_sharded, own.values())) else own
 
 
 def _written(spec: StudySpec, start: Start, place: RunPlace, trained: _Trained) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
-from trainer.distributed.parts import held, part_like
+from trainer.distributed.tensor_shards import held, shard_like
 from trainer.state import ERROR
 from trainer.step.optimizers import each_of
 from trainer.step.parts import bare_model
@@ -203,7 +203,7 @@ class Places:
         if kept.keys() != weights.keys():
             names = ", ".join(sorted(kept.keys() ^ weights.keys()))
             raise ValueError(f"{of} and the model differ in {names}: load a checkpoint of this model")
-        return {name: part_like(kept[name], weight) for name, weight in weights.items()}
+        return {name: shard_like(kept[name], weight) for name, weight in weights.items()}
 
 
 def _places_in(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.manager import snapshot
 from trainer.checks import check_mode
-from trainer.distributed.parts import load_model
+from trainer.distributed.tensor_shards import load_model
 from trainer.state import DIVERGED, ERROR, Mode, is_better
 from trainer.step.parts import bare_model
 

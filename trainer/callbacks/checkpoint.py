@@ -18,8 +18,8 @@ from trainer.checkpoint.retention import Removal, best_epochs, retained
 from trainer.checkpoint.rules import SaveRules, check_choices
 from trainer.checkpoint.writer import CheckpointWriter, Save, Written
 from trainer.checks import check_count
-from trainer.distributed.group import LostPartsError
-from trainer.distributed.parts import is_part
+from trainer.distributed.group import LostShardsError
+from trainer.distributed.tensor_shards import is_sharded
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, Mode, TrainState, recorded_instead
 from trainer.step.parts import bare_model, refuse_lazy
 
@@ -296,7 +296,7 @@ class Checkpoint(Callback):
         """The checkpoint as it is written; None where its weights are not finite, or were lost with a process."""
         try:
             checkpoint = {**trainer.state_dict(), PERMANENT: permanent}
-        except LostPartsError as error:
+        except LostShardsError as error:
             logger.warning("%s", error)
             return None
         if not _is_finite(trainer.model, checkpoint["model"]):
@@ -401,5 +401,5 @@ def _is_permanent(file: CheckpointFile) -> bool:
 
 def _is_finite(model: nn.Module, saved: Mapping[str, Any]) -> bool:
     """Whether the weights are; the loss may not have seen the latest step yet, or was never checked."""
-    weights = (saved[name] if is_part(item) else item for name, item in bare_model(model).named_parameters())
+    weights = (saved[name] if is_sharded(item) else item for name, item in bare_model(model).named_parameters())
     return all(bool(weight.isfinite().all()) for weight in weights)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
-from trainer.distributed.parts import held, held_as
 from trainer.distributed.ranks import world_size
+from trainer.distributed.tensor_shards import held, held_as
 from trainer.state import OPTIMIZER_STEP, ZERO_GRAD, TrainState
 from trainer.step.supervised import Weight
 

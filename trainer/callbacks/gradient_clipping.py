@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 from trainer.callback import Callback, TrainerView
-from trainer.distributed.parts import held
+from trainer.distributed.tensor_shards import held
 from trainer.step.norms import total_norm
 
 #: What torch's clip_grad_norm_ adds to a norm, so that none is 0.

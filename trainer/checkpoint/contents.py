@@ -14,7 +14,7 @@ from trainer.checkpoint.fork import forked
 from trainer.checkpoint.manager import snapshot
 from trainer.data.random_state import rng_state
 from trainer.distributed.group import Group
-from trainer.distributed.parts import load_model, split_state
+from trainer.distributed.tensor_shards import load_model, split_state
 from trainer.runner import CallbackRunner
 from trainer.step.direct import mark_stepped
 from trainer.step.fused import leave_fused
@@ -24,7 +24,7 @@ from trainer.step.parts import bare_model, load_step, state_of_step
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_VERSION: Final = 8
-#: Formats that can be read. 6 has no parts of other ranks, since there was one process only; 7 no batch sizes.
+#: Formats that can be read. 6 has no shares of other ranks, since there was one process only; 7 no batch sizes.
 _READABLE: Final = (6, 7, 8)
 
 
@@ -36,19 +36,19 @@ class Resumable(TrainerView, Protocol):
         callbacks: The callbacks of the run.
         group: The processes of the run.
         epoch_rng: States of the random generators where a run was stopped inside an epoch; None elsewhere.
-        epoch_parts: What the other processes had there, by rank.
+        epoch_shares: What the other processes had there, by rank.
     """
 
     built: list[dict[str, Any]]
     callbacks: CallbackRunner
     group: Group
     epoch_rng: dict[str, Any] | None
-    epoch_parts: Sequence[Any]
+    epoch_shares: Sequence[Any]
 
 
 def contents(trainer: Resumable) -> dict[str, Any]:
     """Everything a bit-exact continuation needs, in tensors and plain values."""
-    others = trainer.epoch_parts or trainer.group.other_parts()
+    others = trainer.epoch_shares or trainer.group.other_shares()
     return {**trainer.group.complete(contents_here(trainer)), "ranks": list(others)}
 
 
@@ -107,7 +107,7 @@ def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> No
     trainer.precision.load_state_dict(checkpoint["precision"])
     share = _own_share(trainer, checkpoint)
     trainer.epoch_rng = share["rng"] if trainer.state.batch_index else None
-    trainer.epoch_parts = share["others"] if trainer.state.batch_index else ()
+    trainer.epoch_shares = share["others"] if trainer.state.batch_index else ()
     trainer.recorder.load_state_dict(*share["recorders"])
     trainer.callbacks.load_state_dict({**checkpoint["callbacks"], **share["callbacks"]})
     trainer.fire("on_load_checkpoint", checkpoint)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainer.checkpoint.files import CheckpointError
 from trainer.checkpoint.versions import versioned
-from trainer.distributed.parts import load_model
+from trainer.distributed.tensor_shards import load_model
 from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)

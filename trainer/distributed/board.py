@@ -112,16 +112,16 @@ class Board:
         """
         flat, step = flat.view(-1), _CHUNK // flat.itemsize
         for first in range(0, len(flat), step):
-            part = flat[first : first + step] if len(flat) > step else flat
+            chunk = flat[first : first + step] if len(flat) > step else flat
             self._used ^= 1
-            parts = self._parts(part)
-            parts[self._rank].copy_(part)
+            slots = self._slots(chunk)
+            slots[self._rank].copy_(chunk)
             exchange()
-            torch.add(parts[0], parts[1], out=part)
-            for each in parts[2:]:
-                part.add_(each)
+            torch.add(slots[0], slots[1], out=chunk)
+            for each in slots[2:]:
+                chunk.add_(each)
 
-    def _parts(self, like: Tensor) -> list[Tensor]:
+    def _slots(self, like: Tensor) -> list[Tensor]:
         """Where each process writes what is added up next."""
         key = self._used, like.dtype, len(like)
         if key not in self._views:

@@ -12,8 +12,8 @@ from trainer.distributed.agreement import agreed, wishes
 from trainer.distributed.batch_norm import StepStart, SyncedBatchNorm
 from trainer.distributed.gradients import GradientSum
 from trainer.distributed.group import Group
-from trainer.distributed.parts import is_part
 from trainer.distributed.processes import Processes
+from trainer.distributed.tensor_shards import is_sharded
 from trainer.step.optimizers import each_of, needs_closure
 from trainer.step.parts import bare_model, refuse_lazy
 
@@ -70,7 +70,7 @@ class GroupStart(Callback):
         state.loss = _OfAll.apply(state.loss, whole)  # type: ignore[no-untyped-call]
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """From here on rank 0 may ask the others for their part of a checkpoint."""
+        """From here on rank 0 may ask the others for their share of a checkpoint."""
         self._group.at_boundary = self._group.will_meet = True
 
     def on_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
@@ -157,7 +157,7 @@ def share_weights(trainer: TrainerView, group: Group) -> None:
     # Also those of a loss that is trained.
     trained = [weight for each in trainer.optimizer.param_groups for weight in each["params"]]
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *trained)}
-    group.broadcast([tensor for tensor in tensors.values() if not is_part(tensor)])
+    group.broadcast([tensor for tensor in tensors.values() if not is_sharded(tensor)])
 
 
 def check_places(trainer: TrainerView, group: Processes) -> None:
@@ -188,7 +188,7 @@ def check_alone(trainer: TrainerView) -> None:
             f"the model is wrapped in {type(trainer.model).__name__}, and the Trainer adds up the gradients of "
             "all processes itself: hand over the model that is in it"
         )
-    if any(map(is_part, trainer.model.parameters())):
+    if any(map(is_sharded, trainer.model.parameters())):
         raise ValueError(
             "the model's parameters are spread over the processes (DTensor, as by fully_shard): give "
             "strategy='fsdp', or hand over the whole model"
@@ -228,7 +228,7 @@ def callbacks_of(group: Group, *, sync_batchnorm: bool) -> list[Callback]:
         norm = [norms := SyncedBatchNorm(group), StepStart(norms)]
     gradients: Callback = GradientSum(group)
     if group.strategy == "fsdp":
-        from trainer.distributed.part_gradients import PartGradients  # which loads half of torch.distributed
+        from trainer.distributed.shard_gradients import ShardGradients  # which loads half of torch.distributed
 
-        gradients = PartGradients(group)
+        gradients = ShardGradients(group)
     return [GroupStart(group), *norm, gradients, GroupEnd(group)]

@@ -14,7 +14,7 @@ from trainer.data.shard import Shard
 from trainer.distributed.ranks import world_size
 from trainer.state import TrainState
 
-#: How several processes hold the model: each all of it, or each a part of every tensor.
+#: How several processes hold the model: each all of it, or each a shard of every tensor.
 Strategy = Literal["ddp", "fsdp"]
 _STRATEGIES: Final = get_args(Strategy)
 
@@ -41,8 +41,8 @@ def device_of(given: torch.device | str) -> torch.device:
         raise ValueError(f"device is {given!r}: give 'cpu', 'cuda', 'cuda:0' or another one of torch's") from error
 
 
-class LostPartsError(RuntimeError):
-    """A checkpoint can't be made: other processes are gone, and their parts of the model with them."""
+class LostShardsError(RuntimeError):
+    """A checkpoint can't be made: other processes are gone, and their shards of the model with them."""
 
 
 class Group:
@@ -66,15 +66,15 @@ class Group:
     def session(
         self,
         device: torch.device,  # noqa: ARG002
-        part: Callable[[], Any] = dict,  # noqa: ARG002
+        share: Callable[[], Any] = dict,  # noqa: ARG002
         whole: Callable[[], Any] = dict,  # noqa: ARG002
     ) -> Iterator[None]:
         """Work together from here to the end of the block, which all processes enter.
 
         Args:
             device: Where this process computes.
-            part: Makes what this process adds to a checkpoint.
-            whole: Makes a checkpoint as this process has it, of which others may hold parts.
+            share: Makes what this process adds to a checkpoint.
+            whole: Makes a checkpoint as this process has it, of whose tensors others may hold shards.
 
         Raises:
             RuntimeError: The process group was started after the Trainer was built.
@@ -104,15 +104,15 @@ class Group:
         """The value of each process, by rank, in all processes."""
         return [value]
 
-    def other_parts(self) -> Sequence[Any]:
+    def other_shares(self) -> Sequence[Any]:
         """What the other processes add to a checkpoint that this one makes, by rank."""
         return ()
 
     def complete(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint with whole tensors in the place of those of which each process holds a part.
+        """A checkpoint with whole tensors in the place of those of which each process holds a shard.
 
         Raises:
-            LostPartsError: The others are gone.
+            LostShardsError: The others are gone.
         """
         return checkpoint
 
@@ -128,5 +128,5 @@ class Group:
         """
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A tensor of which each process may hold a part, in all of them."""
+        """A tensor of which each process may hold a shard, in all of them."""
         return tensor

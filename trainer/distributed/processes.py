@@ -40,8 +40,8 @@ _LAST_WORDS: Final = 2.0
 #: How often a process that waits for others looks whether they are still there.
 _LOOK: Final = timedelta(seconds=2)
 #: What a process says at a meeting, of which the highest counts: nothing, that it has decided, or, rank 0 alone,
-#: that it first wants the others' parts of a checkpoint, or of its tensors; or that it has failed before.
-_NOTHING, _DECIDED, PARTS, TENSORS, _FAILED = range(5)
+#: that it first wants the others' shares of a checkpoint, or of its tensors; or that it has failed before.
+_NOTHING, _DECIDED, SHARES, TENSORS, _FAILED = range(5)
 #: What it says on the board where it does not come to a meeting but adds something up.
 _SUM: Final = 7
 #: Bits of what is shown there that say that.
@@ -95,7 +95,7 @@ class Processes(Group):
         #: Process numbers by rank, as far as they say here whether one is still there.
         self._known: dict[int, int] = {}
         self._on_cuda = False
-        self._make_part: Callable[[], Any] = dict
+        self._make_share: Callable[[], Any] = dict
         #: Whether a session has ended by an error.
         self.failed = False
         #: Whether the others are on their way to a meeting, or there, so that rank 0 may ask them for something.
@@ -113,7 +113,7 @@ class Processes(Group):
     def session(
         self,
         device: torch.device,
-        part: Callable[[], Any] = dict,
+        share: Callable[[], Any] = dict,
         whole: Callable[[], Any] = dict,  # noqa: ARG002
     ) -> Iterator[None]:
         """Work together from here to the end of the block; an error in one process ends it in all.
@@ -126,7 +126,7 @@ class Processes(Group):
             return
         if self._dead():  # in an earlier session
             raise self._lost()
-        self._make_part = part
+        self._make_share = share
         self._open(device)
         try:
             yield
@@ -157,11 +157,11 @@ class Processes(Group):
         self._meet()
         return self._collected(packed)
 
-    def other_parts(self) -> Sequence[Any]:
+    def other_shares(self) -> Sequence[Any]:
         """What the other processes add to a checkpoint; they are asked at a batch's end, and nowhere else."""
         if self.rank or not self.at_boundary:
             return ()
-        self._exchange(PARTS)
+        self._exchange(SHARES)
         return self._gathered_now(None)[1:]
 
     def decide(self, mine: Any) -> list[Any]:
@@ -262,7 +262,7 @@ class Processes(Group):
 
     def _meet(self, word: int = _NOTHING) -> int:
         """Wait until all are here, and give rank 0 what it asks for meanwhile; the highest word that was said."""
-        while (said := self._exchange(word)) in {PARTS, TENSORS}:
+        while (said := self._exchange(word)) in {SHARES, TENSORS}:
             self._answer(said)
         if said == _FAILED != word:
             raise self._lost()
@@ -270,7 +270,7 @@ class Processes(Group):
 
     def _answer(self, word: int) -> None:  # noqa: ARG002 - there is one question
         """Give rank 0 what it has asked for."""
-        self._gathered_now(self._make_part())
+        self._gathered_now(self._make_share())
 
     def _exchange(self, word: int) -> int:
         if self._board is not None:

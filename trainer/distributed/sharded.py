@@ -1,4 +1,4 @@
-"""Sharded: a group of processes of which each holds a part of every tensor of the model (FSDP2)."""
+"""Sharded: a group of processes of which each holds a shard of every tensor of the model (FSDP2)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.optim import Optimizer
 
-from trainer.distributed.group import LostPartsError, Strategy
-from trainer.distributed.parts import held, is_part, parts_in, replaced
+from trainer.distributed.group import LostShardsError, Strategy
 from trainer.distributed.processes import TENSORS, Processes, RankError
 from trainer.distributed.splitting import check_split, check_splits, recover, split
+from trainer.distributed.tensor_shards import held, is_sharded, replaced, shards_in
 from trainer.step.parts import bare_model
 
 _LOST: Final = "no checkpoint is made: the other processes are gone, and their parts of the model with them"
@@ -37,14 +37,14 @@ class Sharded(Processes):
 
     @contextmanager
     def session(
-        self, device: torch.device, part: Callable[[], Any] = dict, whole: Callable[[], Any] = dict
+        self, device: torch.device, share: Callable[[], Any] = dict, whole: Callable[[], Any] = dict
     ) -> Iterator[None]:
         """See `Group.session`."""
         if self._control is None:
             self._make_whole = whole
         else:  # one that has failed at the end of a fit does not come to what follows
             self._meet()
-        with super().session(device, part):
+        with super().session(device, share):
             yield
 
     def take(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
@@ -57,7 +57,7 @@ class Sharded(Processes):
                 f"the model is wrapped in {type(model).__name__}, and strategy 'fsdp' splits it: hand over the "
                 "model that is in it"
             )
-        if not any(map(is_part, bare.parameters())):
+        if not any(map(is_sharded, bare.parameters())):
             check_splits(bare, optimizer)
             self.broadcast([*bare.parameters(), *bare.buffers()])
             split(bare, optimizer, device, self.size)
@@ -68,16 +68,16 @@ class Sharded(Processes):
         recover(bare)
 
     def complete(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint with whole tensors, on the CPU, in the place of the parts.
+        """A checkpoint with whole tensors, on the CPU, in the place of the shards.
 
         Raises:
             RuntimeError: It is not rank 0 that asks, or the others are not about to meet it.
-            LostPartsError: Another process has failed.
+            LostShardsError: Another process has failed.
         """
-        if next(parts_in(checkpoint), None) is None:
+        if next(shards_in(checkpoint), None) is None:
             return checkpoint
         if self._control is None and self.failed:
-            raise LostPartsError(_LOST)
+            raise LostShardsError(_LOST)
         if self.rank or not self.will_meet:
             raise RuntimeError(
                 "with strategy 'fsdp' a checkpoint is made by rank 0 alone, in the hooks on_fit_start, "
@@ -88,11 +88,11 @@ class Sharded(Processes):
             self._compare(checkpoint)
             return replaced(checkpoint, self.whole)  # type: ignore[no-any-return]
         except RankError as error:
-            raise LostPartsError(_LOST) from error
+            raise LostShardsError(_LOST) from error
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A tensor on the CPU, of the parts that all processes hold; all call this with theirs."""
-        if not is_part(tensor):
+        """A tensor on the CPU, of the shards that all processes hold; all call this with theirs."""
+        if not is_sharded(tensor):
             return tensor
         rows = -(-tensor.shape[0] // self.size)
         piece = held(tensor.detach()).cpu()
@@ -110,12 +110,12 @@ class Sharded(Processes):
             return
         checkpoint = self._make_whole()
         self._compare(checkpoint)
-        for tensor in parts_in(checkpoint):
+        for tensor in shards_in(checkpoint):
             self.whole(tensor)
 
     def _compare(self, checkpoint: Any) -> None:
         """See that all processes are about to send the same tensors."""
-        shapes = [tuple(tensor.shape) for tensor in parts_in(checkpoint)]
+        shapes = [tuple(tensor.shape) for tensor in shards_in(checkpoint)]
         if any(other != shapes for other in self._gathered_now(shapes)):
             raise RuntimeError(
                 "the processes hold parts of different tensors: a callback with rank_zero_only keeps tensors of "
@@ -123,7 +123,7 @@ class Sharded(Processes):
             )
 
     def _get_ready(self, module: FSDPModule, device: torch.device) -> None:
-        """Gradients are to be sums, parameters parts between any two passes."""
+        """Gradients are to be sums, parameters shards between any two passes."""
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         module.set_reshard_after_forward(True, recurse=False)
@@ -131,12 +131,12 @@ class Sharded(Processes):
             module.set_custom_all_gather(_Gather(self))
             module.set_custom_reduce_scatter(_Scatter(self))
 
-    def gather_parts(self, found: Tensor, sent: Tensor) -> None:
+    def all_gather(self, found: Tensor, sent: Tensor) -> None:
         """Put what each process sends behind each other."""
         self._finish(self._begun(lambda control: control._allgather_base(found, sent)))  # noqa: SLF001
 
-    def sum_parts(self, found: Tensor, sent: Tensor) -> None:
-        """Add up what all send, and keep this process's part."""
+    def reduce_scatter(self, found: Tensor, sent: Tensor) -> None:
+        """Add up what all send, and keep this process's shard."""
         self._finish(self._begun(lambda control: control._reduce_scatter_base(found, sent)))  # noqa: SLF001
 
 
@@ -160,7 +160,7 @@ class _Gather(_OwnMemory, AllGather):
         group: dist.ProcessGroup,  # noqa: ARG002 - that of the mesh
         async_op: bool = False,  # noqa: ARG002
     ) -> None:
-        self._group.gather_parts(output_tensor, input_tensor)
+        self._group.all_gather(output_tensor, input_tensor)
 
 
 class _Scatter(_OwnMemory, ReduceScatter):
@@ -174,4 +174,4 @@ class _Scatter(_OwnMemory, ReduceScatter):
         op: Any,  # noqa: ARG002 - a sum, as it was asked for
         async_op: bool = False,  # noqa: ARG002
     ) -> None:
-        self._group.sum_parts(output_tensor, input_tensor)
+        self._group.reduce_scatter(output_tensor, input_tensor)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
-from trainer.distributed.parts import is_part, split_state
+from trainer.distributed.tensor_shards import is_sharded, split_state
 from trainer.step.optimizers import each_of, needs_closure
 from trainer.step.parts import refuse_lazy
 
@@ -139,7 +139,7 @@ def check_split(model: nn.Module, size: int) -> None:
     """
     for name, parameter in model.named_parameters():
         placed: Any = parameter
-        if not is_part(parameter) or placed.device_mesh.ndim != 1 or placed.device_mesh.size() != size:
+        if not is_sharded(parameter) or placed.device_mesh.ndim != 1 or placed.device_mesh.size() != size:
             raise ValueError(
                 f"{name} is not split over all {size} processes alone: hand over the whole model, or one on which "
                 "fully_shard was called with a mesh of one dimension"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from trainer.distributed.parts import is_part
+from trainer.distributed.tensor_shards import is_sharded
 from trainer.step.optimizers import count_on_cpu
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def leave_fused(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
-        if "dampening" in group and any(map(is_part, group["params"])):
+        if "dampening" in group and any(map(is_sharded, group["params"])):
             _switch_off(optimizer, group, "torch has no fused SGD of parameters that are split over processes")
             continue
         for parameter in group["params"]:

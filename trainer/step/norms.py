@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 def norms_of(optimizer: Optimizer) -> tuple[Tensor, ...]:
     """The L2 norm of each gradient that an optimizer has; empty where there is none.
 
-    Those of a model that is split over processes are not to be had here: `PartGradients` measures each step's.
+    Those of a model that is split over processes are not to be had here: `ShardGradients` measures each step's.
     """
     gradients = [
         gradient.coalesce().values() if gradient.is_sparse else gradient

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 from torch.optim import adam as torch_adam
 
-from trainer.distributed.parts import held
+from trainer.distributed.tensor_shards import held
 
 _ADD: Any = torch._foreach_add_
 _ADAM: Any = torch._fused_adam_

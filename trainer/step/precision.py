@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.distributed.parts import held, is_part
+from trainer.distributed.tensor_shards import held, is_sharded
 from trainer.step.direct import mark_stepped
 
 Kind = Literal["fp32", "bf16", "fp16"]
@@ -143,7 +143,7 @@ class _Scaler(torch.amp.GradScaler):
 
     def _unscale_grads_(self, optimizer: Optimizer, *arguments: Any) -> dict[torch.device, Tensor]:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if is_part(parameters[0]):  # as all are then
+        if is_sharded(parameters[0]):  # as all are then
             held_here = [_held_with_gradient(parameter) for parameter in parameters]
             optimizer = SimpleNamespace(param_groups=[{"params": held_here}])  # type: ignore[assignment]
         return super()._unscale_grads_(optimizer, *arguments)

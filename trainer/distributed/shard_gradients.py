@@ -1,4 +1,4 @@
-"""PartGradients: the gradients that torch's FSDP2 has added up over the processes, made those of the mean."""
+"""ShardGradients: the gradients that torch's FSDP2 has added up over the processes, made those of the mean."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 
 from trainer.callback import TrainerView
 from trainer.distributed.gradients import GradientSum
-from trainer.distributed.parts import held
 from trainer.distributed.splitting import follow_requirements
+from trainer.distributed.tensor_shards import held
 from trainer.step.supervised import Weight
 
 
-class PartGradients(GradientSum):
-    """Divides the sum of the gradients by that of the weights, as `GradientSum` does, each process its part.
+class ShardGradients(GradientSum):
+    """Divides the sum of the gradients by that of the weights, as `GradientSum` does, each process its shard.
 
     The sum itself is made during each backward pass, also of a group that `GradientAccumulation` gathers: a
     process never keeps a whole gradient. With the weights travel the squares that make the norms of the gradients,

@@ -1,4 +1,4 @@
-"""Tensors of which each process holds a part (torch's DTensor, split along the first dimension).
+"""Tensors of which each process holds a shard (torch's DTensor, split along the first dimension).
 
 Everything else of the package sees them by these functions, which leave a plain tensor as it is.
 """
@@ -16,26 +16,26 @@ from trainer.checkpoint.versions import versioned
 from trainer.step.optimizers import each_of
 
 
-def is_part(value: Any) -> bool:
-    """Whether it is a tensor of which this process holds a part."""
+def is_sharded(value: Any) -> bool:
+    """Whether it is a tensor of which this process holds a shard."""
     return isinstance(value, Tensor) and hasattr(value, "device_mesh")
 
 
 @torch.no_grad()
 def held(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor, to be read and written in place."""
-    return tensor.to_local() if is_part(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
-def part_like(whole: Tensor, like: Tensor) -> Tensor:
-    """This process's part of a tensor that every process has as a whole, on the device of another and split as it.
+def shard_like(whole: Tensor, like: Tensor) -> Tensor:
+    """This process's shard of a tensor that all processes have as a whole, on another's device and split as it.
 
     Args:
-        whole: The tensor; a part already stays one.
+        whole: The tensor; a shard already stays one.
         like: Of the same shape; where it is plain, the whole tensor is returned.
     """
-    if is_part(whole) or not is_part(like):
+    if is_sharded(whole) or not is_sharded(like):
         return whole.to(like.device)
     mesh: Any = like.device_mesh  # type: ignore[attr-defined]
     pieces = whole.contiguous().chunk(mesh.size())  # as DTensor splits: the last may be smaller, or missing
@@ -46,13 +46,13 @@ def part_like(whole: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_as(piece: Tensor, like: Tensor) -> Tensor:
-    """What one process holds of a tensor, as the part that it is: the reverse of `held`.
+    """What one process holds of a tensor, as the shard that it is: the reverse of `held`.
 
     Args:
         piece: As `held` has returned it.
         like: A tensor of the shape of the whole; where it is plain, the piece is returned.
     """
-    if not is_part(like):
+    if not is_sharded(like):
         return piece
     from torch.distributed.tensor import DTensor
 
@@ -67,23 +67,23 @@ def held_as(piece: Tensor, like: Tensor) -> Tensor:
     return found
 
 
-def parts_in(value: Any) -> Iterator[Tensor]:
-    """The parts in mappings, lists and tuples, in order."""
-    if is_part(value):
+def shards_in(value: Any) -> Iterator[Tensor]:
+    """The shards in mappings, lists and tuples, in order."""
+    if is_sharded(value):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from parts_in(item)
+            yield from shards_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from parts_in(item)
+            yield from shards_in(item)
 
 
 def replaced(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
-    """Mappings, lists and tuples with something else in the place of each part; what has none stays as it is."""
-    if is_part(value):
+    """Mappings, lists and tuples with something else in the place of each shard; what has none stays as it is."""
+    if is_sharded(value):
         return make(value)
-    if next(parts_in(value), None) is None:
+    if next(shards_in(value), None) is None:
         return value
     if isinstance(value, Mapping):
         return versioned({key: replaced(item, make) for key, item in value.items()}, value)
@@ -91,28 +91,29 @@ def replaced(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
 
 
 def load_model(model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Load a state dict of the whole model; where this process holds parts of its tensors, it takes its parts."""
+    """Load a state dict of the whole model; where this process holds shards of its tensors, it takes its own."""
     own = model.state_dict()
-    if next(parts_in(own), None) is not None:
+    if next(shards_in(own), None) is not None:
         split = {
-            name: part_like(value, own[name]) if is_part(own.get(name)) else value for name, value in state.items()
+            name: shard_like(value, own[name]) if is_sharded(own.get(name)) else value
+            for name, value in state.items()
         }
         state = versioned(split, state)
     model.load_state_dict(state, strict=strict)
 
 
 def split_state(optimizer: Optimizer) -> None:
-    """Leave this process its part of what an optimizer keeps of parameters that it holds a part of.
+    """Leave this process its shard of what an optimizer keeps of parameters that it holds a shard of.
 
     Raises:
         ValueError: Something that it keeps has another shape than the parameter.
     """
     for each in each_of(optimizer).values():
         for parameter, state in each.state.items():
-            if not is_part(parameter):
+            if not is_sharded(parameter):
                 continue
             for name, value in state.items():
-                if not isinstance(value, Tensor) or is_part(value) or value.dim() == 0:
+                if not isinstance(value, Tensor) or is_sharded(value) or value.dim() == 0:
                     continue
                 if value.shape != parameter.shape:
                     raise ValueError(
@@ -120,4 +121,4 @@ def split_state(optimizer: Optimizer) -> None:
                         f"shape {list(parameter.shape)}, which strategy 'fsdp' can't split: use strategy 'ddp', "
                         "or an optimizer that keeps tensors of the parameter's shape"
                     )
-                state[name] = part_like(value, parameter)
+                state[name] = shard_like(value, parameter)
