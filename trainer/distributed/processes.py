@@ -11,9 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import os
 import pickle
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from trainer.data.shard import Shard
 from trainer.distributed.board import Board, shared_board
 from trainer.distributed.group import Group, device_of
+from trainer.distributed.local_ranks import has_ended, other_local_ranks, place_of_process
 from trainer.distributed.ranks import is_distributed, local_rank, rank, world_size
 from trainer.error_text import error_text
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, TrainState
@@ -249,7 +248,7 @@ class Processes(Group):
             self._level, level = _LOGGER.level, max(_LOGGER.getEffectiveLevel(), logging.ERROR)
             _LOGGER.setLevel(level)
         self._device_sums = 0
-        self._known = self._watchable(self.gather((_place(), os.getpid())))
+        self._known = other_local_ranks(self.gather(place_of_process()), self.rank)
         self._board = shared_board(self.rank, self.size, self.gather)
         self._unseen = _UNSEEN if self._board is None else ""
 
@@ -378,25 +377,7 @@ class Processes(Group):
 
     def _dead(self) -> list[int]:
         """The ranks of the processes of this machine that have ended."""
-        return [rank for rank, process in self._known.items() if _has_ended(process)]
-
-    def _watchable(self, found: list[tuple[str, int]]) -> dict[int, int]:
-        """Of the others' numbers those that are processes here; each of them has just said that it is there."""
-        here = _place()
-        return {
-            number: process
-            for number, (place, process) in enumerate(found)
-            if number != self.rank and place == here and not _has_ended(process)
-        }
-
-
-def _place() -> str:
-    """Where process numbers mean the same: this machine, and in it the container's namespace of them."""
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
-    except OSError:
-        namespace = ""
-    return f"{socket.gethostname()} {namespace}"
+        return [rank for rank, process in self._known.items() if has_ended(process)]
 
 
 def _packed(value: Any) -> Tensor:
@@ -407,17 +388,6 @@ def _packed(value: Any) -> Tensor:
 def _unpacked(packed: Tensor) -> Any:
     """The value again; from a process of this run, which is trusted as this one is."""
     return pickle.loads(packed.numpy().tobytes())
-
-
-def _has_ended(process: int) -> bool:
-    """Whether a process of this machine is gone, or waits for its end to be noticed."""
-    try:
-        with open(f"/proc/{process}/stat") as file:  # noqa: PTH123
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except ProcessLookupError:  # it went between the two
-        return True
-    except FileNotFoundError:
-        return os.path.isdir("/proc/self")  # noqa: PTH112
 
 
 def end_group() -> None:

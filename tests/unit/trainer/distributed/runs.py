@@ -627,7 +627,7 @@ def numbered_elsewhere(place: str | None) -> float:
         if rank() == 1:
             patched.setattr(os, "getpid", lambda: other.pid)
             if place is not None:
-                patched.setattr(processes, "_place", lambda: place)
+                patched.setattr(processes, "place_of_process", lambda: (place, other.pid))
         if place is None:
             other.kill()
             other.wait()

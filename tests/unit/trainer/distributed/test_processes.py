@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pytest
 
-from trainer.distributed.processes import _has_ended
+from trainer.distributed.local_ranks import has_ended
 
 
 class _GoneWhenRead:
@@ -22,13 +22,13 @@ class _GoneWhenRead:
         raise ProcessLookupError
 
 
-def test_a_process_that_goes_while_it_is_looked_at_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not _has_ended(os.getpid())
+def test_a_process_that_goes_while_it_is_looked_athas_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_ended(os.getpid())
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
-    assert _has_ended(process.pid)
+    assert has_ended(process.pid)
     with monkeypatch.context() as patched:
         opened: Any = lambda *_: _GoneWhenRead()  # noqa: E731
         patched.setattr(builtins, "open", opened)
-        ended = _has_ended(os.getpid())
+        ended = has_ended(os.getpid())
     assert ended
