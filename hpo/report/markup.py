@@ -20,7 +20,7 @@ _CODE: Final = re.compile("`([^`]+)`")
 
 
 class Section(NamedTuple):
-    """A headed part of the page that the contents link to.
+    """A headed section of the page that the contents link to.
 
     Attributes:
         name: Its id in the page.
@@ -59,10 +59,10 @@ def piece(name: str, *given: Any) -> Markup:
     return made
 
 
-part, table, grid, note, points, steps, worth_a_look, folded, unfolding, tiles, trial_table, comparison = (
+subsection, table, grid, note, points, steps, worth_a_look, folded, unfolding, tiles, trial_table, comparison = (
     partial(piece, name)
     for name in (
-        "part",
+        "subsection",
         "table",
         "grid",
         "note",

@@ -13,6 +13,7 @@ from typing import Final
 from plotly.offline import get_plotlyjs
 
 from hpo.errors import InputError
+from hpo.report import internal_sections as internal
 from hpo.report import search_sections as search
 from hpo.report import sections
 from hpo.report.data import StudyReport
@@ -42,14 +43,14 @@ GROUPS: Final = (
     (
         "Predictions and internals",
         (
-            sections.prediction_section,
-            sections.pruning_section,
-            sections.grants_section,
-            sections.time_section,
+            internal.prediction_section,
+            internal.pruning_section,
+            internal.grants_section,
+            internal.time_section,
             internals_section,
-            sections.environment_section,
-            sections.code_section,
-            sections.config_section,
+            internal.environment_section,
+            internal.code_section,
+            internal.config_section,
         ),
     ),
 )

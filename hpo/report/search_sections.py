@@ -1,4 +1,4 @@
-"""The parts of the page about what was searched; each takes the report and returns its HTML."""
+"""The sections of the page about what was searched; each takes the report and returns its HTML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the page that list every trial: what was asked for, side by side, and what hpo keeps beside it."""
+"""The sections of the page that list every trial: what was asked for, and, by itself, what hpo keeps beside it."""
 
 from __future__ import annotations
 

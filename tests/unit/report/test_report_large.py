@@ -26,7 +26,7 @@ TRIALS, MOST = 400, 60
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few hundred trials are a large study here, and the pages have no library in them."""
-    for name in ("data", "sections"):
+    for name in ("data", "sections", "internal_sections"):
         monkeypatch.setattr(f"hpo.report.{name}.MOST_TRIALS", MOST)
     monkeypatch.setattr("hpo.report.page.get_plotlyjs", lambda: "const Plotly = {};")
 

@@ -19,9 +19,9 @@ from optuna.visualization.matplotlib import plot_intermediate_values
 
 from hpo.config.yaml_loader import Loader
 from hpo.report.data import report_data, study_report
+from hpo.report.internal_sections import config_section
 from hpo.report.page import page
 from hpo.report.pictures import write_pictures
-from hpo.report.sections import config_section
 from hpo.report.snapshot import snapshot
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.study.open_study import OpenStudy
