@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from hpo.errors import StudyError
+from hpo.execution.engines.commands import ended
 from hpo.execution.engines.engine import EngineAwayError
 
-_PATIENCE: Final = 60.0  # seconds
 _SHOWN: Final = 100  # characters of an answer that can't be read
+_MISSING: Final = (
+    "kubectl, which speaks to the cluster, is not on this machine\n"
+    "  fix: install it, or add `--dry-run` and apply what it prints where kubectl is"
+)
 #: What kubectl prints where the API server can't be reached, or has too much to do.
 _AWAY: Final = re.compile(
     r"was refused|no route to host|i/o timeout|handshake timeout|deadline exceeded|Client\.Timeout"
@@ -66,19 +69,7 @@ class Kubectl:
 
     def _run(self, command: Sequence[str], given: str = "") -> str:
         words = [*self._program, f"--namespace={self._namespace}", "--request-timeout=20s", *command]
-        try:
-            done = subprocess.run(
-                words, input=given, capture_output=True, text=True, check=False, timeout=_PATIENCE
-            )
-        except (FileNotFoundError, PermissionError) as error:
-            raise StudyError(
-                "kubectl, which speaks to the cluster, is not on this machine\n"
-                "  fix: install it, or add `--dry-run` and apply what it prints where kubectl is"
-            ) from error
-        except subprocess.TimeoutExpired as error:
-            raise EngineAwayError(f"kubectl {command[0]}: no answer within {_PATIENCE:g} s") from error
-        except OSError as error:  # this machine has no room for another process
-            raise EngineAwayError(f"kubectl {command[0]}: {error.strerror or error}") from error
+        done = ended(words, f"kubectl {command[0]}", _MISSING, given=given)
         if done.returncode == 0:
             return done.stdout
         lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]

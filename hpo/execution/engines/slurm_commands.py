@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from hpo.config.variables import without_token
 from hpo.errors import StudyError
+from hpo.execution.engines.commands import ended
 from hpo.execution.engines.engine import PLACEMENT_ENV, EngineAwayError
 
 #: What a line of a script with an option of sbatch begins with.
 SBATCH: Final = "#SBATCH "
-_PATIENCE: Final = 60.0  # seconds
 #: Variables of the job that this process runs in, which a new job would take over, and a person's defaults for
 #: these commands: SQUEUE_PARTITION would hide jobs.
 _LEFT_OUT: Final = ("SLURM_", "SLURMD_", "SRUN_", "SQUEUE_", "SCANCEL_", "SINFO_")
@@ -145,25 +144,11 @@ class SlurmCommands:
         fix: str = "",
     ) -> str:
         """What a command prints; its complaints are no error where all of them are harmless."""
-        try:
-            done = subprocess.run(
-                [program, *options],
-                input=given,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_PATIENCE,
-                env=_environment(os.environ),
-            )
-        except (FileNotFoundError, PermissionError) as error:
-            raise StudyError(
-                f"Slurm's command {program} is not on this machine\n"
-                "  fix: run this on a login node, or add `--dry-run` and take the script there"
-            ) from error
-        except subprocess.TimeoutExpired as error:
-            raise EngineAwayError(f"{program}: no answer within {_PATIENCE:g} s") from error
-        except OSError as error:  # this machine has no room for another process
-            raise EngineAwayError(f"{program}: {error.strerror or error}") from error
+        missing = (
+            f"Slurm's command {program} is not on this machine\n"
+            "  fix: run this on a login node, or add `--dry-run` and take the script there"
+        )
+        done = ended([program, *options], program, missing, given=given, env=_environment(os.environ))
         lines = done.stderr.strip().splitlines()
         is_harmless = all(map(harmless.search, lines)) if harmless else False
         if done.returncode == 0 or (is_harmless and (lines or done.returncode in _ENDED_CODES)):
