@@ -243,19 +243,19 @@ def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
         for name in GROUP_RATES:
             if name in group:
                 set_rate(group, group[name] * factor, name)
-    for part in _parts(scheduler):
+    for each in _nested(scheduler):
         for name in SCHEDULER_RATES:
-            if name in vars(part):
-                setattr(part, name, [rate * factor for rate in getattr(part, name)])
+            if name in vars(each):
+                setattr(each, name, [rate * factor for rate in getattr(each, name)])
 
 
-def _parts(scheduler: Any) -> Iterator[Any]:
+def _nested(scheduler: Any) -> Iterator[Any]:
     """A scheduler and those inside it: SequentialLR and ChainedScheduler of torch, and Warmup."""
     if scheduler is None:
         return
     yield scheduler
     for inner in (*getattr(scheduler, "_schedulers", ()), getattr(scheduler, "main", None)):
-        yield from _parts(inner)
+        yield from _nested(inner)
 
 
 def _rates(optimizer: Optimizer) -> list[float | Tensor]:

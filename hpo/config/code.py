@@ -38,7 +38,8 @@ _DIGITS: Final = 16
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _OURS: Final = frozenset({"hpo", "trainer"})
 
-Parts = tuple[str, ...]
+#: A dotted name of a module, split at its dots.
+Name = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def code_identity(spec: StudySpec) -> CodeIdentity:
     return CodeIdentity(dict(sorted(walk.hashes().items())))
 
 
-def imported_source(folder: Path, name: Parts) -> tuple[Path, ast.Module] | None:
+def imported_source(folder: Path, name: Name) -> tuple[Path, ast.Module] | None:
     """The file of a study's folder that a dotted name leads to, and what an import of it executes.
 
     None where it lies elsewhere, or can't be read as Python.
@@ -101,11 +102,11 @@ class _Walk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._waiting: deque[tuple[Path, Parts]] = deque()
-        self._seen: set[tuple[Path, Parts]] = set()
+        self._waiting: deque[tuple[Path, Name]] = deque()
+        self._seen: set[tuple[Path, Name]] = set()
         self._base = cache(_development_base)
 
-    def reach(self, name: Parts, within: Path) -> None:
+    def reach(self, name: Name, within: Path) -> None:
         """Follow a name that is imported by code which lies below the folder ``within``."""
         own = within == self.folder and holds_module(self.folder, name[0])
         base = self.folder if own else self._base(name[0])
@@ -116,28 +117,28 @@ class _Walk:
         """The hash of every module that is reached."""
         found = {}
         while self._waiting:
-            base, parts = self._waiting.popleft()
-            file = _file_of(base, parts)
+            base, name = self._waiting.popleft()
+            file = _file_of(base, name)
             source = None if file is None else _source(file, own=base == self.folder)
             if file is None or source is None:
                 continue
             tree = _parsed(source)
-            label = file.relative_to(base).as_posix() if base == self.folder else ".".join(parts)
+            label = file.relative_to(base).as_posix() if base == self.folder else ".".join(name)
             found[label] = _digest(source) if tree is None else _tree_digest(tree, source)
-            self._follow(tree, base, parts if file.name == "__init__.py" else parts[:-1])
+            self._follow(tree, base, name if file.name == "__init__.py" else name[:-1])
         return found
 
-    def _add(self, base: Path, name: Parts) -> None:
+    def _add(self, base: Path, name: Name) -> None:
         """The module of a dotted name and the packages above it; what follows the last module is no module."""
         for end in range(1, len(name) + 1):
-            parts = name[:end]
-            if _file_of(base, parts) is None and not base.joinpath(*parts).is_dir():
+            module = name[:end]
+            if _file_of(base, module) is None and not base.joinpath(*module).is_dir():
                 return
-            if (base, parts) not in self._seen:
-                self._seen.add((base, parts))
-                self._waiting.append((base, parts))
+            if (base, module) not in self._seen:
+                self._seen.add((base, module))
+                self._waiting.append((base, module))
 
-    def _follow(self, tree: ast.Module | None, base: Path, package: Parts) -> None:
+    def _follow(self, tree: ast.Module | None, base: Path, package: Name) -> None:
         for node in [] if tree is None else ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -167,16 +168,16 @@ def is_own_file(file: Path) -> bool:
     return not _INSTALLED & set(file.parts)
 
 
-def _file_of(base: Path, parts: Parts) -> Path | None:
+def _file_of(base: Path, name: Name) -> Path | None:
     """The file that holds a module's source, if there is one."""
-    path = base.joinpath(*parts)
+    path = base.joinpath(*name)
     for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
         if file.is_file():
             return file
     return None
 
 
-def _submodules(base: Path, package: Parts) -> list[str]:
+def _submodules(base: Path, package: Name) -> list[str]:
     """What ``from package import *`` may import, by the package's ``__all__``."""
     folder = base.joinpath(*package)
     inside = sorted(folder.iterdir()) if package and folder.is_dir() else []

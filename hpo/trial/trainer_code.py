@@ -78,9 +78,9 @@ class TrainerCode:
         """Build the trainer at the point where the trial last was, and fit it."""
         self._session = session
         peers = self.peers or Peers(self.builder, ())
-        part = _Part.of(session)
-        with peers.at_work(part, session.folder):
-            trainer, data = self._prepared(session, part)
+        work = _RankWork.of(session)
+        with peers.at_work(work, session.folder):
+            trainer, data = self._prepared(session, work)
             peers.meet()
             state = trainer.fit(data["train"], data["val"])
         if state.stop_reason in CONTINUED and not trainer.plan.broken_off(state):
@@ -99,18 +99,18 @@ class TrainerCode:
         parts = finer(config, self._session.parts, pass_length(one_by_one))
         return "its batches can't be cut any further" if parts is None else parts
 
-    def _prepared(self, session: Session, part: _Part) -> tuple[Trainer, Mapping[str, Any]]:
+    def _prepared(self, session: Session, work: _RankWork) -> tuple[Trainer, Mapping[str, Any]]:
         data = self.builder.data(session.config)
         config = self.builder.laid_out(session.config, data)
         if config != session.config:
             session.keep_config(config)
         bridge = [Watch(session), MicroBatches(session.parts), PrunerCallback(session)]
-        trainer = self._trainer = part.trainer(self.builder, config, session.folder, session.device, bridge)
+        trainer = self._trainer = work.trainer(self.builder, config, session.folder, session.device, bridge)
         return trainer, data
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RankWork:
     """What all ranks of a trial do, and all that a peer knows of it.
 
     Attributes:
@@ -130,7 +130,7 @@ class _Part:
     checkpoints: Checkpoints
 
     @classmethod
-    def of(cls, session: Session) -> _Part:
+    def of(cls, session: Session) -> _RankWork:
         """Of a trial."""
         return cls(
             session.number,

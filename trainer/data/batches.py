@@ -215,12 +215,10 @@ class LoaderBatches:
                 self._loader._iterator = None  # noqa: SLF001
 
     def _set_epoch(self, epoch: int) -> None:
-        for part in (
-            *samplers_of(self._loader),
-            self._loader.dataset,
-        ):  # a streamed data set draws its order itself
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+        # A streamed data set draws its order itself.
+        for each in (*samplers_of(self._loader), self._loader.dataset):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
 
     def _generators(self) -> Iterator[torch.Generator]:
         for owner in (self._loader, *samplers_of(self._loader)):

@@ -64,12 +64,12 @@ class SeededBatches(BatchSampler):
         while rows := Indices(islice(order, self.batch_size)):
             if self.drop_last and len(rows) < self.batch_size:
                 return
-            part, first, start = rows, start, start + len(rows)
+            own, first, start = rows, start, start + len(rows)
             if self._shard is not None:
-                own = self._shard.of_batch(0, len(rows))
-                part, first = Indices(rows[own.start : own.stop]), first + own.start
-            part.place, part.epoch = (self._epoch or 0, first), self._epoch
-            yield part
+                span = self._shard.of_batch(0, len(rows))
+                own, first = Indices(rows[span.start : span.stop]), first + span.start
+            own.place, own.epoch = (self._epoch or 0, first), self._epoch
+            yield own
 
 
 class SeededData(Dataset[Any]):

@@ -174,7 +174,7 @@ class MetricObjects:
             if any(key not in of_rank for of_rank in known):
                 self._activated(*key)
         self._active = {
-            key: self._active[key] for key in dict.fromkeys(key for part in of_ranks for key, _ in part)
+            key: self._active[key] for key in dict.fromkeys(key for of_rank in of_ranks for key, _ in of_rank)
         }
 
     def _value(self, prefix: str, name: str) -> float:
@@ -237,8 +237,8 @@ class MetricObjects:
         metric: Any = deepcopy(self._originals[name])
         if isinstance(metric, WholeSet):
             metric.name = f"{prefix}_{name}"
-        for part in _modules(metric).values():
-            persistent: Any = getattr(part, "persistent", None)
+        for module in _modules(metric).values():
+            persistent: Any = getattr(module, "persistent", None)
             if callable(persistent):
                 persistent(mode=True)  # torchmetrics saves nothing otherwise
         if callable(getattr(metric, "to", None)):
@@ -260,7 +260,7 @@ def _modules(metric: Any) -> dict[str, nn.Module]:
 def _state_of(metric: Any, name: str) -> Any:
     """What has to be put back into a fresh copy: its own word, and all plain attributes where it gives none."""
     if isinstance(metric, nn.Module):
-        plain = {path: _plain_attributes(part) for path, part in _modules(metric).items()}
+        plain = {path: _plain_attributes(module) for path, module in _modules(metric).items()}
         state: dict[str, Any] = {"state": dict(metric.state_dict()), "plain": plain}
     elif callable(getattr(metric, "state_dict", None)) and callable(getattr(metric, "load_state_dict", None)):
         state = {"state": metric.state_dict()}
@@ -278,11 +278,11 @@ def _state_of(metric: Any, name: str) -> Any:
 def _put_back(metric: Any, saved: Mapping[str, Any]) -> None:
     if "state" in saved:
         metric.load_state_dict(saved["state"])
-    parts: Mapping[str, Any] = _modules(metric) or {"": metric}
+    modules: Mapping[str, Any] = _modules(metric) or {"": metric}
     for path, attributes in saved.get("plain", {}).items():
-        vars(parts[path]).update(attributes)
+        vars(modules[path]).update(attributes)
 
 
-def _plain_attributes(part: nn.Module) -> dict[str, Any]:
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     """Counts and flags that are no part of a module's ``state_dict``."""
-    return {key: value for key, value in vars(part).items() if type(value) in _PLAIN}
+    return {key: value for key, value in vars(module).items() if type(value) in _PLAIN}

@@ -39,7 +39,7 @@ def negative_log_posterior(
         fixed: A covariance that does not depend on theta [rows, rows]; None: there is none.
     """
     mean, std = prior
-    found = kernel.parts(theta, groups, rows, rows)
+    found = kernel.kernels(theta, groups, rows, rows)
     covariance = kernel.noisy(found.covariance(theta), theta)
     if fixed is not None:
         covariance += fixed

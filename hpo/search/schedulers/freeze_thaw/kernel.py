@@ -61,7 +61,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.t)
 
-    def part(self, start: int, stop: int) -> Rows:
+    def between(self, start: int, stop: int) -> Rows:
         """The rows from one to another."""
         some = slice(start, stop)
         return Rows.each(self.x[self.of[some]], self.t[some], self.trial[some])
@@ -86,7 +86,7 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Parts:
+class Kernels:
     """The kernels between two sets of rows [rows, other rows], and the scaled distances that they are of.
 
     Rows share configurations and epochs: distances are those of pairs of these, and rows look them up.
@@ -123,7 +123,7 @@ class Parts:
         return total
 
 
-def parts(theta: Floats, groups: NDArray[np.int64], a: Rows, b: Rows) -> Parts:
+def kernels(theta: Floats, groups: NDArray[np.int64], a: Rows, b: Rows) -> Kernels:
     """The kernels for scales exp(theta); ``groups`` has the length of each column of x."""
     lengths = np.exp(theta[LENGTHS:])[groups]
     one, two = np.sqrt(5.0) * a.x / lengths, np.sqrt(5.0) * b.x / lengths
@@ -144,7 +144,7 @@ def parts(theta: Floats, groups: NDArray[np.int64], a: Rows, b: Rows) -> Parts:
     own = None
     if (a.trial >= 0).any():
         own = ((a.trial[:, None] == b.trial) & (a.trial >= 0)[:, None]).astype(np.float64)
-    return Parts(_look_up(kx, of_x), kt, ko, own, far_x, of_x, far_t, far_o, of_t)
+    return Kernels(_look_up(kx, of_x), kt, ko, own, far_x, of_x, far_t, far_o, of_t)
 
 
 def _look_up(values: Floats, pairs: Pairs) -> Floats:
@@ -162,7 +162,7 @@ def variance(theta: Floats) -> float:
     return 1.0 + float(np.exp(2 * theta[:NOISE]).sum())
 
 
-def slopes(theta: Floats, groups: NDArray[np.int64], rows: Rows, found: Parts, weight: Floats) -> Floats:
+def slopes(theta: Floats, groups: NDArray[np.int64], rows: Rows, found: Kernels, weight: Floats) -> Floats:
     """The sum of weight · dK/dtheta over all pairs of rows, for a symmetric weight [rows, rows]."""
     squares = np.exp(2 * theta[: NOISE + 1])
     by_x, by_own = weight * found.kx, weight * (0.0 if found.own is None else found.own)

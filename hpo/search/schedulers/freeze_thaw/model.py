@@ -48,7 +48,7 @@ class Known:
 
 
 def _blocks(rows: Rows) -> Iterator[Rows]:
-    return (rows.part(start, start + _BLOCK) for start in range(0, len(rows), _BLOCK))
+    return (rows.between(start, start + _BLOCK) for start in range(0, len(rows), _BLOCK))
 
 
 class CurveModel:
@@ -70,7 +70,7 @@ class CurveModel:
     ) -> None:
         self.theta, self.groups, self.rows, self.z, self._known = theta, groups, rows, z, known
         self._values = known.at(rows)
-        covariance = np.concatenate([self._with(part)[0] for part in _blocks(rows)])
+        covariance = np.concatenate([self._with(block)[0] for block in _blocks(rows)])
         self._factor = cholesky(kernel.noisy(covariance, theta), lower=True, overwrite_a=True, check_finite=False)
         self._solve()
 
@@ -87,7 +87,7 @@ class CurveModel:
         """Mean and standard deviation of the noise-free value at each row."""
         if not len(at):
             return np.empty(0), np.empty(0)
-        mean, std = zip(*(self._predict(part) for part in _blocks(at)), strict=True)
+        mean, std = zip(*(self._predict(block) for block in _blocks(at)), strict=True)
         return np.concatenate(mean), np.concatenate(std)
 
     def nearest(self, x: Floats) -> Floats:
@@ -109,8 +109,8 @@ class CurveModel:
         """The part of the mean that depends on the parameters: of level(x) + shape(x, t)."""
         level, shape = np.exp(2 * self.theta[[kernel.LEVEL, kernel.SHAPE]])
         means = []
-        for part in _blocks(at):
-            found = kernel.parts(self.theta, self.groups, part, self.rows)
+        for block in _blocks(at):
+            found = kernel.kernels(self.theta, self.groups, block, self.rows)
             means.append((found.kx * (level + shape * found.kt)) @ self._alpha)
         return np.concatenate(means)
 
@@ -122,7 +122,7 @@ class CurveModel:
         """
         covariance, values = self._with(at)
         explained = self._explained(covariance)
-        among = kernel.noisy(kernel.parts(self.theta, self.groups, at, at).covariance(self.theta), self.theta)
+        among = kernel.noisy(kernel.kernels(self.theta, self.groups, at, at).covariance(self.theta), self.theta)
         among += self._known.covariance(values, values)
         corner = cholesky(among - explained.T @ explained, lower=True, check_finite=False)
         self._factor = np.block([[self._factor, np.zeros((len(self.rows), len(at)))], [explained.T, corner]])
@@ -133,7 +133,7 @@ class CurveModel:
 
     def _with(self, at: Rows) -> tuple[Floats, Floats]:
         """The covariance of rows with what was seen, and the values of what is known there."""
-        covariance = kernel.parts(self.theta, self.groups, at, self.rows).covariance(self.theta)
+        covariance = kernel.kernels(self.theta, self.groups, at, self.rows).covariance(self.theta)
         values = self._known.at(at)
         if self._known.functions:
             covariance += self._known.covariance(values, self._values)
