@@ -124,7 +124,7 @@ class _Worker:
         self._pulse = pulse
         self._wake = wake
         self._leaving = False
-        self._orphan: Lease | None = None
+        self._unassigned: Lease | None = None  # a trial that was taken for a process that died before it got it
         # Trials are taken in the name of the process that trains them: it takes this one's place.
         owner = Owner.current(worker=order.label, device=order.slot.label, agent=order.agent)
         self._opened = replace(load_study(order.spec, owner, order.pooler), scheduler=order.scheduler)
@@ -152,23 +152,23 @@ class _Worker:
             self._processes.close()
             self._pulse[ENDING] = 0.0
             # The supervisor leaves alone what is held in the name of a process that it knows as this worker's.
-            if self._orphan is None:
+            if self._unassigned is None:
                 self._pulse[PROCESS] = 0.0
 
     def _train_all(self) -> bool:
         ended = WhyOver.TRIAL
         while ended in (WhyOver.TRIAL, WhyOver.KEPT):
             self._take_as(self._processes.standby())
-            lease = self._orphan or self._take()
+            lease = self._unassigned or self._take()
             if lease is None:
                 return True
             process = self._processes.take(lease.trial_id)
             self._pulse[ENDING] = 0.0
-            if not process.is_ready() and self._orphan is None:
-                self._orphan = lease  # it was not handed the trial: another process trains it
+            if not process.is_ready() and self._unassigned is None:
+                self._unassigned = lease  # it was not handed the trial: another process trains it
                 self._processes.lose(process)
                 continue
-            self._orphan = None
+            self._unassigned = None
             over = self._train(process, lease)
             ended = over.ended
             if ended is WhyOver.KEPT:
@@ -184,7 +184,7 @@ class _Worker:
         """Take trials in the name of a process, but those whose own processes are kept in the names of these."""
         storage = self._opened.storage
         storage.owner, storage.owners = standby.owner, self._processes.owners
-        self._adopt_orphan()
+        self._hand_over_unassigned()
         self._pulse[PROCESS] = standby.pid
 
     def _train_one_here(self) -> bool:
@@ -215,15 +215,15 @@ class _Worker:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return None
 
-    def _adopt_orphan(self) -> None:
+    def _hand_over_unassigned(self) -> None:
         """Hold in the new process's name what was taken for one that has died before it was handed it."""
-        if self._orphan is None:
+        if self._unassigned is None:
             return
         try:
-            self._opened.storage.hand_over(self._orphan.trial_id)
+            self._opened.storage.hand_over(self._unassigned.trial_id)
         except LeaseLostError:
-            self._opened.storage.forget(self._orphan.trial_id)
-            self._orphan = None
+            self._opened.storage.forget(self._unassigned.trial_id)
+            self._unassigned = None
 
     def _train(self, standby: Standby, lease: Lease) -> Over:
         """Let the process train a trial; where it dies, this one dies alike: the supervisor settles the trial."""

@@ -202,7 +202,7 @@ def worker_of(view: OpenStudy, trial: Any, taker: Taker, pulse: list[float]) -> 
     worker: Any = _Worker.__new__(_Worker)
     channel, _supervisor = Pipe()
     wake, _waker = os.pipe()
-    worker._channel, worker._wake, worker._leaving, worker._orphan = channel, wake, False, None
+    worker._channel, worker._wake, worker._leaving, worker._unassigned = channel, wake, False, None
     worker._pulse, worker._opened, worker._ready = pulse, view, Ready()
     worker._taker = taker
     assert view.storage.owner is not None
