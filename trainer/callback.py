@@ -42,7 +42,15 @@ class EvaluationView(Protocol):
         ...
 
     def now(self, prefix: str, batches: int | None = None) -> dict[str, float]:
-        """Evaluate a validation set of the running fit, beside what the epoch records."""
+        """Evaluate a validation set of the running fit, beside what the epoch records.
+
+        Args:
+            prefix: Which one, of the values of ``names``.
+            batches: How many of its first batches; None: all.
+
+        Returns:
+            Its numbers by name.
+        """
         ...
 
 

@@ -174,11 +174,11 @@ class Trainer:
         return self.state
 
     def validate(self, data: Any) -> dict[str, float]:
-        """Evaluate without training: ``val_…`` metrics of ``data``."""
+        """Evaluate without training, also inside a fit: ``val_…`` metrics of ``data``, given as to `fit`."""
         return self.evaluation.alone(data, "val", "validation")
 
     def test(self, data: Any) -> dict[str, float]:
-        """Evaluate the test set: ``test_…`` metrics of ``data``."""
+        """Evaluate the test set, as `validate` does: ``test_…`` metrics of ``data``."""
         return self.evaluation.alone(data, "test", "test")
 
     def predict(self, data: Any, path: Path | str | None = None) -> Any:

@@ -56,6 +56,13 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     A torch file is a zip archive with a CRC-32 for each record; all are checked. Only tensors and plain values
     are unpickled (``weights_only``).
 
+    Args:
+        path: The file.
+        device: Where its tensors are to be.
+
+    Returns:
+        What `trainer.Trainer.state_dict` returned, which its `load_state_dict` takes.
+
     Raises:
         CheckpointError: The file is missing, truncated, corrupted or holds anything else.
     """
@@ -113,7 +120,16 @@ def is_permanent(path: Path) -> bool:
 def newest_checkpoint(
     folders: Iterable[Path], device: torch.device | str = "cpu"
 ) -> tuple[CheckpointFile, dict[str, Any]] | None:
-    """The readable checkpoint with the most progress; a damaged one is passed over with a warning."""
+    """The readable checkpoint with the most progress; a damaged one is passed over with a warning.
+
+    Args:
+        folders: Where to look, as `trainer.callbacks.Checkpoint` writes them; of equal progress the last folder's.
+            One that is not there has none.
+        device: Where the checkpoint's tensors are to be.
+
+    Returns:
+        The file, and its content for `trainer.Trainer.load_state_dict`; None where no file is readable.
+    """
     files = list_checkpoints(folders)
     return _latest(files, lambda path: load_checkpoint(path, device), "; the checkpoint before it is used")
 
@@ -121,12 +137,18 @@ def newest_checkpoint(
 def find_checkpoint(
     folders: Iterable[Path], epoch: int, device: torch.device | str = "cpu"
 ) -> tuple[CheckpointFile, dict[str, Any]] | None:
-    """The readable checkpoint of the end of ``epoch``, from the last folder that has one."""
+    """The readable checkpoint of the end of ``epoch``, counted from 1, from the last folder that has one.
+
+    A damaged one is passed over with a warning. Arguments and result are those of `newest_checkpoint`.
+    """
     return _latest(_of_epoch(folders, epoch), lambda path: load_checkpoint(path, device))
 
 
 def verified_checkpoint(folders: Iterable[Path], epoch: int) -> CheckpointFile | None:
-    """The undamaged file of the end of ``epoch``, from the last folder that has one; nothing is loaded."""
+    """The undamaged file of the end of ``epoch``, counted from 1, from the last folder that has one.
+
+    Nothing is loaded; a damaged file is passed over with a warning.
+    """
     found = _latest(_of_epoch(folders, epoch), verify_checkpoint)
     return None if found is None else found[0]
 
@@ -163,6 +185,14 @@ class CheckpointManager:
 
     def write(self, checkpoint: Mapping[str, Any], epoch: int, batch: int = 0) -> Path:
         """Write atomically: aside, flushed to the disk, then renamed.
+
+        Args:
+            checkpoint: Tensors and plain values by name.
+            epoch: Epochs that are over.
+            batch: Batches of the next epoch that are over; 0: it is the end of an epoch.
+
+        Returns:
+            The file.
 
         Raises:
             CheckpointWriteError: The disk is full or not writable; what lay there before is untouched.

@@ -24,7 +24,7 @@ class MetricObject(Protocol):
     """The interface of torchmetrics."""
 
     def update(self, outputs: Any, targets: Any) -> Any:
-        """Take in one batch."""
+        """Take in one batch, as [samples, …] each; what it returns is not looked at."""
         ...
 
     def compute(self) -> Any:
