@@ -77,7 +77,8 @@ def is_stored_as(session: orm.Session, trial_id: int, study_id: int, template: F
     if row is None or row.study_id != study_id or not (may_be_taken or row.state == state):
         return False
     for (key, value), given in content.items():
-        found = dict(cast("list[tuple[str, object]]", session.execute(_of_trial(key, value, trial_id)).all()))
+        query = sa.select(key, value).where(key.table.c.trial_id == trial_id)
+        found = dict(cast("list[tuple[str, object]]", session.execute(query).all()))
         if not (found.items() >= given.items() if may_be_taken else found == given):
             return False
     return True
@@ -97,7 +98,3 @@ def _content(template: FrozenTrial | None) -> dict[tuple[sa.Column[Any], sa.Colu
 
 def _internal(template: FrozenTrial) -> dict[str, Any]:
     return {name: template.distributions[name].to_internal_repr(value) for name, value in template.params.items()}
-
-
-def _of_trial(key: sa.Column[Any], value: sa.Column[Any], trial_id: int) -> sa.Select[tuple[Any, Any]]:
-    return sa.select(key, value).where(key.table.c.trial_id == trial_id)

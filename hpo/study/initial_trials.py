@@ -70,7 +70,8 @@ def _has_begun(spec: StudySpec) -> bool:
     except (InputError, StudyError):  # a new one; what else is wrong with it is said where it is opened
         return False
     try:
-        return _is_begun(storage, storage.get_study_id_from_name(spec.study.name))
+        study_id = storage.get_study_id_from_name(spec.study.name)
+        return BEGUN_ATTR in storage.get_study_system_attrs(study_id)
     except KeyError:
         return False
     finally:
@@ -264,7 +265,3 @@ def _take_over(storage: StudyStorage, study_id: int, theirs: object, ours: objec
     except IntegrityError:
         return False
     return True
-
-
-def _is_begun(storage: StudyStorage, study_id: int) -> bool:
-    return BEGUN_ATTR in storage.get_study_system_attrs(study_id)

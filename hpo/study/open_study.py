@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shlex
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.code import code_identity
-from hpo.config.identity import identity, stored_identity
-from hpo.config.marks import COMMAND_LINE
-from hpo.config.paths import diff_configs
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
-from hpo.config.widening import not_wider, widenings
 from hpo.errors import InputError, OtherCodeError, StudyError
 from hpo.search.history import most_shown
 from hpo.search.pruners import make_pruner
@@ -32,18 +28,19 @@ from hpo.search.schedulers.seen import Seen
 from hpo.search.try_out import try_out
 from hpo.search.valid_points import check_where
 from hpo.storage import ledger
-from hpo.storage.attributes import BUDGET_ATTR, CONFIG_ATTR, EPOCHS_ATTR, HASH_ATTR, MAX_EPOCHS_ATTR, WIDENED_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, MAX_EPOCHS_ATTR, WIDENED_ATTR
 from hpo.storage.budget import claimable, count_trials
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
 from hpo.storage.opening import open_storage
-from hpo.storage.optuna_private import METRIC_NAMES_ATTR, id_of_study, storage_of, user_attrs_of
+from hpo.storage.optuna_private import id_of_study, storage_of, user_attrs_of
 from hpo.storage.recovery import Settled, Sightings, requeue_dead
 from hpo.storage.schema import PlainStudyError
 from hpo.storage.study_end import set_budgets
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
+from hpo.study.config_record import keep_code_and_config, not_ours, stored_config, wider_config
 from hpo.study.folders import refuse_output_of_others, stop_note
 from hpo.study.initial_trials import begin, check_initial_trials
 from hpo.study.note import write_note
@@ -51,7 +48,7 @@ from hpo.study.progress import StudyProgress
 from hpo.study.queue import budget_of
 from hpo.study.ranking import study_directions
 from hpo.study.undeclared import refuse_what_needs_a_space
-from hpo.study.widened import Widening, has_older_space, refuse_narrower, store_wider
+from hpo.study.widened import has_older_space, store_wider
 from trainer.data.seeding import derive_seed
 
 _TRAINING_STREAM: Final = 0x71
@@ -207,25 +204,11 @@ def start_study(
     check_initial_trials(spec, space)
     storage = _opened_storage(spec, create=True)
     with closing_on_error(storage):
-        is_new, wider = False, None
-        try:
-            study = optuna.create_study(
-                storage=StudyCache(storage),
-                study_name=spec.study.name,
-                directions=study_directions(spec.study.goals),
-                sampler=sampler,
-                pruner=pruner,
-            )
-            is_new = True
-            _keep_code_and_config(spec, study)
-        except optuna.exceptions.DuplicatedStudyError:
-            study = optuna.load_study(
-                storage=StudyCache(storage), study_name=spec.study.name, sampler=sampler, pruner=pruner
-            )
-            wider = _wider_config(spec, study, widen=widen)
+        study, is_new = _created_or_loaded(spec, storage, sampler, pruner)
+        wider = None if is_new else wider_config(spec, study, widen=widen)
         opened = OpenStudy(spec, space, storage, study, scheduler=scheduler)
         accepted = [] if is_new or keep_budget else _settle_code(opened, accept=accept_code_change)
-        widened = [] if wider is None else [store_wider(spec, study, storage, _stored_config(spec), wider)]
+        widened = [] if wider is None else [store_wider(spec, study, storage, stored_config(spec), wider)]
         _show_widened(study, space)
         set_budget = not keep_budget or BUDGET_ATTR not in study.user_attrs
         if set_budget:  # before the first trial is added
@@ -291,7 +274,7 @@ def _opened_storage(
     try:
         return open_storage(spec.storage_url, create=create, study=spec.study.name, owner=owner, pooler=pooler)
     except PlainStudyError as error:
-        raise _not_ours(spec) from error
+        raise not_ours(spec) from error
     except InputError as error:
         raise spec.error(error.problem, path="run.storage", value=error.value, fix=error.fix) from error
 
@@ -320,75 +303,27 @@ def _has_begun(opened: OpenStudy) -> bool:
         return bool(ledger.attempts(conn, opened.study_id))
 
 
-def _keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
-    keep_code(study, code_identity(spec))  # first: a process that sees the config's hash sees the code, too
-    study.set_user_attr(CONFIG_ATTR, _stored_config(spec))
-    # As `Study.set_metric_names` does, for the axes of Optuna's plots and of the dashboard.
-    storage_of(study).set_study_system_attr(id_of_study(study), METRIC_NAMES_ATTR, list(spec.study.goals))
-    study.set_user_attr(HASH_ATTR, spec.config_hash())
-
-
-def _not_ours(spec: StudySpec) -> InputError:
-    file, line = spec.location("study.name")
-    return InputError(
-        f"the storage has a study named {spec.study.name} that was not started by `hpo run`",
-        file=file,
-        line=line,
-        path="study.name",
-        fix="give this one another name with `study.name=…`",
-    )
-
-
-def _stored_config(spec: StudySpec) -> dict[str, Any]:
-    config = spec.base_config()
-    if config["run"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
-        config["run"]["storage"] = display_url(config["run"]["storage"])
-    return config
-
-
 def _show_widened(study: optuna.Study, space: SearchSpace) -> None:
     if WIDENED_ATTR in study.user_attrs:
         cast("StudyCache", storage_of(study)).show_as(space.distributions)
 
 
-def _wider_config(spec: StudySpec, study: optuna.Study, *, widen: bool) -> Widening | None:
-    """Refuse another config, but one with a wider search space that is to be stored; None for the same config."""
-    stored: dict[str, Any] = _stored_attrs(study)
-    if HASH_ATTR not in stored and not study.get_trials(deepcopy=False):
-        _keep_code_and_config(spec, study)  # its creator died before this
-        return None
-    if HASH_ATTR not in stored:
-        raise _not_ours(spec)
-    before, now = stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config())
-    changes = diff_configs(before, now)
-    if not changes:
-        return None
-    problems = not_wider(spec, before, now)
-    if widen:
-        refuse_narrower(spec, problems)
-        return Widening(stored[HASH_ATTR], widenings(before, now))
-    keep = "" if problems else "keep what was learnt with `hpo run --widen` (in Python `widen=True`), "
-    raise spec.error(
-        f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
-        path="study.name",
-        fix=f"{keep}undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or start "
-        f"over after `{_delete_command(spec)}`",
-    )
-
-
-def _delete_command(spec: StudySpec) -> str:
-    """What deletes this study, as a shell reads it."""
-    given = {"run.storage": display_url(spec.storage_url), "run.output_dir": str(spec.output_dir)}
-    words = ["hpo", "delete", str(spec.path), f"study.name={spec.study.name}"]
-    words += [f"{path}={value}" for path, value in given.items() if spec.location(path)[0] == COMMAND_LINE]
-    return shlex.join(words)
-
-
-def _stored_attrs(study: optuna.Study) -> dict[str, Any]:
-    """The study's attributes; a study that is being created next door gets a moment to receive them."""
-    for _ in range(20):
-        attrs = study.user_attrs
-        if HASH_ATTR in attrs:
-            break
-        time.sleep(0.1)
-    return attrs
+def _created_or_loaded(
+    spec: StudySpec, storage: StudyStorage, sampler: BaseSampler, pruner: BasePruner
+) -> tuple[optuna.Study, bool]:
+    """The study, and whether it is new: with its code and config stored, then."""
+    try:
+        study = optuna.create_study(
+            storage=StudyCache(storage),
+            study_name=spec.study.name,
+            directions=study_directions(spec.study.goals),
+            sampler=sampler,
+            pruner=pruner,
+        )
+    except optuna.exceptions.DuplicatedStudyError:
+        study = optuna.load_study(
+            storage=StudyCache(storage), study_name=spec.study.name, sampler=sampler, pruner=pruner
+        )
+        return study, False
+    keep_code_and_config(spec, study)
+    return study, True

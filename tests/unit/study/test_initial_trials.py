@@ -24,8 +24,9 @@ from hpo.storage.ledger import Owner
 from hpo.storage.opening import open_storage
 from hpo.storage.study_storage import StudyStorage
 from hpo.study import open_study
+from hpo.study.config_record import keep_code_and_config
 from hpo.study.initial_trials import _PATIENCE, _take_over, begin, known_trials
-from hpo.study.open_study import OpenStudy, _keep_code_and_config, load_study, start_study
+from hpo.study.open_study import OpenStudy, load_study, start_study
 from hpo.study.queue import enqueue
 from hpo.wording import are
 from tests.support.commands import MODEL, PATIENCE, STUDY, hpo, hpo_json, make_study
@@ -525,7 +526,7 @@ def test_a_grid_draws_no_single_values(tmp_path: Path) -> None:
 def test_a_stored_config_tells_no_password(studies: Studies) -> None:
     spec = studies.spec("run.storage=postgresql://me:s3cret@host/db")
     study = optuna.create_study()
-    _keep_code_and_config(spec, study)
+    keep_code_and_config(spec, study)
     assert study.user_attrs[CONFIG_ATTR]["run"]["storage"] == "postgresql://me:***@host/db"
     assert "s3cret" not in str(study.user_attrs)
 

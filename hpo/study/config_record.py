@@ -1,0 +1,104 @@
+"""The config that a study was started with: stored with it, and compared with that of each later run."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import Any
+
+import optuna
+
+from hpo.config.code import code_identity
+from hpo.config.identity import identity, stored_identity
+from hpo.config.marks import COMMAND_LINE
+from hpo.config.paths import diff_configs
+from hpo.config.spec import StudySpec
+from hpo.config.widening import not_wider, widenings
+from hpo.errors import InputError
+from hpo.storage.attributes import CONFIG_ATTR, HASH_ATTR
+from hpo.storage.engines import display_url
+from hpo.storage.optuna_private import METRIC_NAMES_ATTR, id_of_study, storage_of
+from hpo.study.code_record import keep_code
+from hpo.study.widened import Widening, refuse_narrower
+
+
+def keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
+    """Store with a new study what it is started with: its code by hash, its config, the names of its metrics."""
+    keep_code(study, code_identity(spec))  # first: a process that sees the config's hash sees the code, too
+    study.set_user_attr(CONFIG_ATTR, stored_config(spec))
+    # As `Study.set_metric_names` does, for the axes of Optuna's plots and of the dashboard.
+    storage_of(study).set_study_system_attr(id_of_study(study), METRIC_NAMES_ATTR, list(spec.study.goals))
+    study.set_user_attr(HASH_ATTR, spec.config_hash())
+
+
+def wider_config(spec: StudySpec, study: optuna.Study, *, widen: bool) -> Widening | None:
+    """Compare the config with the stored one; what a wider search space adds to it, None for the same config.
+
+    Args:
+        spec: The study file as it is now.
+        study: The study, which was there.
+        widen: Whether a wider space is to be stored.
+
+    Raises:
+        InputError: The config is another one, in more than a wider space with ``widen``; or hpo did not start the
+            study.
+    """
+    stored: dict[str, Any] = _stored_attrs(study)
+    if HASH_ATTR not in stored and not study.get_trials(deepcopy=False):
+        keep_code_and_config(spec, study)  # its creator died before this
+        return None
+    if HASH_ATTR not in stored:
+        raise not_ours(spec)
+    before, now = stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config())
+    changes = diff_configs(before, now)
+    if not changes:
+        return None
+    problems = not_wider(spec, before, now)
+    if widen:
+        refuse_narrower(spec, problems)
+        return Widening(stored[HASH_ATTR], widenings(before, now))
+    keep = "" if problems else "keep what was learnt with `hpo run --widen` (in Python `widen=True`), "
+    raise spec.error(
+        f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
+        path="study.name",
+        fix=f"{keep}undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or start "
+        f"over after `{_delete_command(spec)}`",
+    )
+
+
+def stored_config(spec: StudySpec) -> dict[str, Any]:
+    """The base config as it is stored: without the password of a storage's URL."""
+    config = spec.base_config()
+    if config["run"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
+        config["run"]["storage"] = display_url(config["run"]["storage"])
+    return config
+
+
+def not_ours(spec: StudySpec) -> InputError:
+    """The error for a study of that name that another tool has made."""
+    file, line = spec.location("study.name")
+    return InputError(
+        f"the storage has a study named {spec.study.name} that was not started by `hpo run`",
+        file=file,
+        line=line,
+        path="study.name",
+        fix="give this one another name with `study.name=…`",
+    )
+
+
+def _delete_command(spec: StudySpec) -> str:
+    """What deletes this study, as a shell reads it."""
+    given = {"run.storage": display_url(spec.storage_url), "run.output_dir": str(spec.output_dir)}
+    words = ["hpo", "delete", str(spec.path), f"study.name={spec.study.name}"]
+    words += [f"{path}={value}" for path, value in given.items() if spec.location(path)[0] == COMMAND_LINE]
+    return shlex.join(words)
+
+
+def _stored_attrs(study: optuna.Study) -> dict[str, Any]:
+    """The study's attributes; a study that is being created next door gets a moment to receive them."""
+    for _ in range(20):
+        attrs = study.user_attrs
+        if HASH_ATTR in attrs:
+            break
+        time.sleep(0.1)
+    return attrs
