@@ -17,7 +17,7 @@ _GAP: Final = 2
 def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], *, below: str = "") -> None:
     """Print a table, with a line of text below it; no header where all its names are empty.
 
-    On a terminal that is too narrow the columns follow in parts, each with the first column again.
+    On a terminal that is too narrow the columns follow in blocks, each with the first column again.
     """
     names, cells = list(header), [list(row) for row in rows]
     # Piped into a file or another program, a row stays a line.
@@ -57,12 +57,12 @@ def drawn(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
         widths = _widths(names, rows)
     # Printed by the caller: the console would end the process where the reader has stopped.
     with console.capture() as printed:
-        for part in _parts(widths, console.width):
+        for block in _blocks(widths, console.width):
             table = Table(title=title, title_justify="left", show_header=any(header), box=None, pad_edge=False)
-            for place in part:
+            for place in block:
                 table.add_column(Text(names[place]), overflow="fold", no_wrap=widths[place] < _WHOLE)
             for row in rows:
-                table.add_row(*(Text(row[place]) for place in part))
+                table.add_row(*(Text(row[place]) for place in block))
             console.print(table)
     return printed.get()
 
@@ -82,12 +82,12 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Places of columns that fit beside each other, the first one in each part."""
-    part = [0]
+def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Places of columns that fit beside each other, the first one in each block."""
+    block = [0]
     for place in range(1, len(widths)):
-        if len(part) > 1 and _total([widths[each] for each in (*part, place)]) > room:
-            yield part
-            part = [0]
-        part.append(place)
-    yield part
+        if len(block) > 1 and _total([widths[each] for each in (*block, place)]) > room:
+            yield block
+            block = [0]
+        block.append(place)
+    yield block

@@ -13,7 +13,7 @@ from hpo.storage.outage import patient
 
 
 class _Granting(threading.local):
-    """What the current thread grants with the trial that it takes."""
+    """What the current thread grants with the trial that it takes: Optuna's methods have no argument for it."""
 
     grant: Grant | None = None
 

@@ -103,7 +103,7 @@ def devices_elsewhere(spec: StudySpec) -> list[str]:
     """
     names, gpus = _asked_for(spec) or (["cuda"] if spec.trainer.cuda_graph else []), _gpus()
     try:
-        single = [part for name in names for part in _parts(name, spec.trainer.devices)]
+        single = [device for name in names for device in _named(name, spec.trainer.devices)]
     except InputError as error:
         raise spec.error(error.problem, path=_place(spec), value=error.value, fix=error.fix) from error
     for name in single:
@@ -147,15 +147,15 @@ def _groups(devices: Sequence[str] | None, size: int) -> list[tuple[str, ...]]:
                 raise _too_few(size, gpus)
             groups += _dealt(every[: gpus - gpus % size], size)
             continue
-        parts = _parts(name, size)
-        for part in parts:
-            _check(part, gpus)
-        if len(parts) == size:
-            groups.append(parts)
+        named = _named(name, size)
+        for device in named:
+            _check(device, gpus)
+        if len(named) == size:
+            groups.append(named)
         elif name == "cpu":
-            groups.append(parts * size)
+            groups.append(named * size)
         else:
-            single += parts
+            single += named
     if len(single) % size:
         there = f"{len(single)} {'device' if len(single) == 1 else 'devices'}"
         raise InputError(
@@ -174,15 +174,15 @@ def _dealt(names: Sequence[str], size: int) -> list[tuple[str, ...]]:
     return [tuple(names[first : first + size]) for first in range(0, len(names), size)]
 
 
-def _parts(name: str, size: int) -> tuple[str, ...]:
+def _named(name: str, size: int) -> tuple[str, ...]:
     """The devices that a name means: those of a group, or one."""
-    parts = tuple(part.strip() for part in name.split(_AND))
-    if len(parts) not in (1, size):
+    named = tuple(device.strip() for device in name.split(_AND))
+    if len(named) not in (1, size):
         other = f"groups of {size}" if size > 1 else "a comma between devices of different trials"
-        problem = f"is a group of {len(parts)} devices, and `trainer.devices` is {size}"
-        fix = f"set `trainer.devices` to {len(parts)}, or write {other}"
+        problem = f"is a group of {len(named)} devices, and `trainer.devices` is {size}"
+        fix = f"set `trainer.devices` to {len(named)}, or write {other}"
         raise InputError(problem, path="devices", value=name, fix=fix)
-    return parts
+    return named
 
 
 def _too_few(size: int, gpus: int) -> InputError:

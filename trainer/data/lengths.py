@@ -54,7 +54,7 @@ def known_length(batch: Any) -> int | None:
         for value in batch.values():
             if isinstance(value, Tensor) and value.dim():
                 return value.shape[0]
-        return _by_parts(batch, tuple(batch.values()))
+        return _by_elements(batch, tuple(batch.values()))
     if isinstance(batch, list | tuple):
         return _of_sequence(batch)
     return _by_agreement(tuple(_attributes(batch)))
@@ -67,34 +67,34 @@ def _of_sequence(batch: Sequence[Any]) -> int | None:
         return batch[0].shape[0]
     if len(batch) == 2 and (of_targets := _own_length(batch[1])) is not None:
         return of_targets
-    if all(isinstance(part, _PLAIN) for part in batch):
+    if all(isinstance(element, _PLAIN) for element in batch):
         return len(batch) if isinstance(batch, list) else 1
-    return _by_parts(batch, batch)
+    return _by_elements(batch, batch)
 
 
-def _by_parts(batch: Any, parts: Sequence[Any]) -> int | None:
-    """What the parts of a batch tell, none of which is known to be tensors of [samples, …]."""
-    lists = [part for part in parts if isinstance(part, list | tuple) and not _is_array(part)]
-    for part in lists:  # strings and numbers: nothing is made of them but lists of samples
-        if part and all(isinstance(item, _PLAIN) for item in part):
-            return len(part)
-    entries = {len(part) for part in lists} if len(lists) == len(parts) else set()
+def _by_elements(batch: Any, elements: Sequence[Any]) -> int | None:
+    """What the elements of a batch tell, none of which is known to be tensors of [samples, …]."""
+    lists = [element for element in elements if isinstance(element, list | tuple) and not _is_array(element)]
+    for element in lists:  # strings and numbers: nothing is made of them but lists of samples
+        if element and all(isinstance(item, _PLAIN) for item in element):
+            return len(element)
+    entries = {len(element) for element in lists} if len(lists) == len(elements) else set()
     one_by_one = len(lists) > 1 and all(isinstance(item, Mapping) for item in lists[-1])  # as boxes of images
     if len(entries) == 1 and one_by_one and all(isinstance(item, Tensor) for item in lists[0]):
         return entries.pop()
-    if (common := _by_agreement(parts)) is not None:
+    if (common := _by_agreement(elements)) is not None:
         return common
-    if isinstance(batch, list) and all(isinstance(part, Mapping) for part in parts):
+    if isinstance(batch, list) and all(isinstance(element, Mapping) for element in elements):
         return len(batch)
     if len(entries) == 1 and all(map(_are_samples, lists)):
         return entries.pop()
     # As of inputs and targets that have a hidden state, a mask or a number beside them.
-    if (common := _by_agreement([next(_arrays(part), None) for part in parts])) is not None:
+    if (common := _by_agreement([next(_arrays(element), None) for element in elements])) is not None:
         return common
     if len(entries) == 1:
         return entries.pop()
-    telling = (part for part in parts if isinstance(part, Mapping) or _is_array(part))
-    return next((length for part in telling if (length := known_length(part)) is not None), None)
+    telling = (element for element in elements if isinstance(element, Mapping) or _is_array(element))
+    return next((length for element in telling if (length := known_length(element)) is not None), None)
 
 
 def _are_samples(items: Sequence[Any]) -> bool:
@@ -105,17 +105,17 @@ def _are_samples(items: Sequence[Any]) -> bool:
     return len(shapes) == len(items) and alike and kinds == 1
 
 
-def _by_agreement(parts: Sequence[Any]) -> int | None:
+def _by_agreement(elements: Sequence[Any]) -> int | None:
     """The first dimension of all tensors, where it is one."""
-    lengths = {_own_length(array) for part in parts for array in _arrays(part)}
+    lengths = {_own_length(array) for element in elements for array in _arrays(element)}
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def _arrays(part: Any) -> Iterator[Any]:
-    if _is_array(part):
-        yield part
-    elif isinstance(part, Mapping | list | tuple):
-        for item in part.values() if isinstance(part, Mapping) else part:
+def _arrays(element: Any) -> Iterator[Any]:
+    if _is_array(element):
+        yield element
+    elif isinstance(element, Mapping | list | tuple):
+        for item in element.values() if isinstance(element, Mapping) else element:
             yield from _arrays(item)
 
 

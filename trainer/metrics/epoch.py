@@ -225,8 +225,8 @@ class EpochMetrics:
         sums = {name: (item.reduce, *found) for (name, item), found in zip(items.items(), local, strict=True)}
         found = self._group.gather(sums)
         for name in dict.fromkeys(name for of_rank in found for name in of_rank):
-            parts = [of_rank[name] for of_rank in found if name in of_rank]
-            reduce, total, weight = reduced(parts)
+            measured = [of_rank[name] for of_rank in found if name in of_rank]
+            reduce, total, weight = reduced(measured)
             item = items.setdefault(name, _Accumulator(reduce, self._dtype))
             item.known = _quotient(name, total, weight) if reduce == "mean" else total
 
@@ -289,12 +289,12 @@ def _pairs(
     return list(zip(values.to(device), weights.to(device), strict=True))
 
 
-def reduced(parts: Sequence[tuple[Reduce, float, float]]) -> tuple[Reduce, float, float]:
+def reduced(measured: Sequence[tuple[Reduce, float, float]]) -> tuple[Reduce, float, float]:
     """How to reduce, total and weight of what several processes have recorded under one name, by rank."""
-    reduce, totals = parts[0][0], [total for _, total, _ in parts]
+    reduce, totals = measured[0][0], [total for _, total, _ in measured]
     if reduce == "max":
         return reduce, math.nan if any(map(math.isnan, totals)) else max(totals), 0.0
-    return reduce, sum(totals), sum(weight for _, _, weight in parts)
+    return reduce, sum(totals), sum(weight for _, _, weight in measured)
 
 
 def _quotient(name: str, total: float, weight: float) -> float:
