@@ -18,7 +18,8 @@ from hpo.config.schema import LoaderSection, StudyFile, known_keys, model_of
 from hpo.config.schema_types import MAY_CHANGE
 from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import InputError
-from hpo.study.open_study import CONFIG_ATTR, HASH_ATTR, start_study
+from hpo.storage.attributes import CONFIG_ATTR, HASH_ATTR
+from hpo.study.open_study import start_study
 from tests.support.commands import STUDY, make_study
 
 ROOT = Path(__file__).parents[3]
