@@ -12,9 +12,8 @@ import select
 import signal
 import stat
 import threading
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from hpo.config.spec import StudySpec
 from hpo.execution.engines.engine import LEFT_EARLY, PLACEMENT_ENV
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from hpo.checks.findings import Finding
     from hpo.execution.supervisor import Ending
     from hpo.study.open_study import OpenStudy
-
-#: Seconds between two looks whether a signal would be heard.
-_LOOK: Final = 0.01
 
 
 def join(
@@ -106,7 +102,4 @@ def _wait_for_its_end(descriptor: int) -> None:
             pass
     with contextlib.suppress(OSError):  # not by `print`: what it can't write stays in a buffer until the exit
         os.write(2, b"leaving: the pipe that is standard input has closed\n")
-    # It would be lost while a fork server is started, which is to ignore it.
-    while signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        time.sleep(_LOOK)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -80,6 +80,19 @@ def handled(
             signal.signal(number, before)
 
 
+@contextlib.contextmanager
+def held_back(numbers: Collection[signal.Signals]) -> Iterator[None]:
+    """Signals that come inside are heard afterwards; a process that is started inside has them blocked.
+
+    In this thread: one that another thread gets is heard by Python's handler, which is run when this one can.
+    """
+    kept = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+
+
 def at_terminal() -> bool:
     """Whether Ctrl-C reaches this process from a terminal: it runs in the foreground of its controlling one."""
     try:

@@ -17,6 +17,7 @@ from hpo.execution.launchers.imported_once import environment_of
 from hpo.execution.launchers.large_pages import large_pages
 from hpo.execution.launchers.safe_path import safe_path
 from hpo.execution.messages import REQUESTS
+from hpo.execution.signals import held_back
 from hpo.search.one_thread import THREADS_VARIABLE
 from hpo.trial import mainless
 
@@ -31,11 +32,12 @@ def start_fork_server(spec: StudySpec) -> None:
     """
     # The first one stops collections, and the last one freezes what has been imported until then.
     mainless.SERVER.set_forkserver_preload(
-        [f"hpo.execution.launchers.{name}" for name in ("uncollected", "study_imports", "preload")]
+        [f"hpo.execution.launchers.{name}" for name in ("uncollected", "deaf", "study_imports", "preload")]
     )
     _make_room_for_sockets()
     variables = {**environment_of(spec), THREADS_VARIABLE: "1"}
-    with ignored(*REQUESTS), large_pages(), safe_path(), in_environment(variables), token_left_out():
+    _start_tracker()
+    with held_back(REQUESTS), large_pages(), safe_path(), in_environment(variables), token_left_out():
         mainless.SERVER.ensure_running()
 
 
@@ -51,25 +53,19 @@ def _make_room_for_sockets() -> None:
         tempfile.tempdir = usual
 
 
-@contextlib.contextmanager
-def ignored(*numbers: signal.Signals) -> Iterator[None]:
-    """Signals that a process started inside ignores from its first instant."""
-    kept = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
+def _start_tracker() -> None:
+    """Start what cleans up shared memory, which passes requests to leave by as well: it ignores SIGTERM by itself.
+
+    The others it has blocked for its whole life. Its start lets SIGTERM and SIGINT through again here, and so
+    comes before what is to have them blocked, too.
+    """
+    with held_back(REQUESTS), safe_path():
+        resource_tracker.ensure_running()
 
 
 @contextlib.contextmanager
 def without_interrupt() -> Iterator[None]:
     """What is started inside hears no Ctrl-C; one that comes meanwhile is heard here afterwards."""
-    # Its start would let the signal through again.
-    with ignored(*REQUESTS), safe_path():
-        resource_tracker.ensure_running()
-    kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    _start_tracker()
+    with held_back([signal.SIGINT]):
         yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, kept)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpo.execution.agent import _wait_for_its_end, has_ended, is_a_line
-from hpo.execution.launchers.forkserver import ignored
-from hpo.execution.signals import handled
+from hpo.execution.signals import handled, held_back
 from tests.support.commands import PATIENCE, wait_until
 
 
@@ -58,13 +57,13 @@ def test_a_line_has_ended_where_its_other_end_is_closed(opened: Callable[[], lis
         os.close(ours)
 
 
-def test_an_end_that_is_seen_while_signals_are_ignored_is_heard_afterwards() -> None:
+def test_an_end_that_is_seen_while_signals_are_held_back_is_heard_afterwards() -> None:
     """As they are for the time in which the fork server is started."""
     ours, theirs = os.pipe()
     os.close(theirs)
     came: list[int] = []
     with handled([signal.SIGTERM], lambda number, _: came.append(number)):
-        with ignored(signal.SIGTERM):
+        with held_back([signal.SIGTERM]):
             waiting = threading.Thread(target=_wait_for_its_end, args=(ours,), daemon=True)
             waiting.start()
             waiting.join(0.2)
