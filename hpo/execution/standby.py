@@ -7,6 +7,7 @@ one trains, but not before that is chosen. So as little time as possible lies be
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -19,11 +20,16 @@ from typing import Any, Final
 from hpo.execution.limits import kill_group
 from hpo.execution.trial_process import Orders, TrialProcess, WhyOver
 from hpo.storage.ledger import Owner
+from hpo.trial.mainless import leave_alone
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that a process may take until it waits for a trial; to start CUDA takes half a second.
 _LONGEST_START: Final = 20.0
 #: Seconds that a trial's process may take to end when its trial has: threads of the study's may hold it up.
 _LINGER: Final = 5.0
+#: Seconds that a killed one may take to be gone; a device gives much memory back meanwhile.
+_PATIENCE: Final = 30.0
 _FORK: Final = multiprocessing.get_context("fork")
 
 
@@ -63,14 +69,22 @@ class Standby:
         return self.waits and not self.has_died
 
     def bury(self) -> None:
-        """Wait for its end, and end what its trial has left running."""
+        """Wait for its end, and end what its trial has left running.
+
+        One that sleeps inside the kernel, say on a file server that is away, may live on for ever: it never
+        returns from there to train, and the next trial does not wait for that.
+        """
         self.line.close()
         self.process.join(_LINGER)
         if self.process.exitcode is None:
             self.process.kill()
         kill_group(self.pid, only_group=True)
-        self.process.join()
-        self.process.close()
+        self.process.join(_PATIENCE)
+        if self.process.exitcode is None:
+            logger.warning("process %d was killed, and lives on: it waits inside the kernel", self.pid)
+            leave_alone(self.process)
+        else:
+            self.process.close()
 
 
 class Processes:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from pathlib import Path
@@ -114,6 +115,26 @@ def test_processes_beyond_the_room_end(studies: Studies) -> None:
             assert sorted(processes.owners) == [1, 2]
             assert processes.take(2) is made[2]  # whose trial never ends
         assert not any(map(alive, pids))
+
+
+def test_the_next_trial_does_not_wait_for_ever_for_a_process_that_lives_on(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that sleeps in the kernel: here no signal ends it."""
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(10,))
+    process.start()
+    with studies.open() as (view,), monkeypatch.context() as patch:
+        assert view.storage.owner is not None
+        asleep = standby.Standby(process, Pipe()[0], view.storage.owner)
+        patch.setattr(standby, "_LINGER", 0.1)
+        patch.setattr(standby, "_PATIENCE", 0.1)
+        patch.setattr(standby, "kill_group", lambda *_, **__: None)
+        patch.setattr(process, "kill", lambda: None)
+        asleep.bury()
+        assert alive(asleep.pid)
+        assert process not in multiprocessing.active_children(), "an exit of Python waits for those"
+    process.kill()
+    process.join()
 
 
 class Starts(Trains):
