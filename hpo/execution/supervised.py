@@ -56,6 +56,11 @@ class Supervised:
         """Whether it has a trial, or loads what trials need."""
         return self.running is not None or not self.ready
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether it was killed, and its end waited for in vain if it has not ended."""
+        return self._killed_for is not None
+
     def hear(self, message: Message) -> None:
         """Take note of what it says."""
         # Those are said inside a trial, all others around it.

@@ -97,7 +97,6 @@ class Supervisor:
         self._next_tick = 0.0
         self._failed: StudyError | None = None
         self._kill_at = math.inf
-        self._killed = False
 
     def run(self) -> Ending:
         """Work until every trial has ended, the time is over, or a signal comes.
@@ -132,7 +131,7 @@ class Supervisor:
     def _is_needed(self) -> bool:
         """Whether a worker is left whose end is to be waited for, or something to be done."""
         # What lives on though it was killed may do so for ever; then its lease is left to a later run.
-        waits = bool(self._workers) and not self._killed
+        waits = any(not worker.was_killed for worker in self._workers.values())
         return waits or (self._ending is Ending.DONE and not self._has_ended())
 
     def _has_ended(self) -> bool:
@@ -306,7 +305,6 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         """End every worker left, with its children, and give back the trials of those that are gone."""
-        self._killed = True
         for worker in self._workers.values():
             worker.kill()
         for change in self._launcher.changes():

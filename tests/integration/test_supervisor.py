@@ -22,6 +22,7 @@ from hpo.errors import StudyError
 from hpo.execution.launchers.forkserver import start_fork_server
 from hpo.execution.launchers.launcher import WorkerEnded
 from hpo.execution.launchers.local import LocalLauncher
+from hpo.execution.limits import Limits
 from hpo.execution.messages import EpochsEnded, Leaving, Notice, Ready, Started, Tick
 from hpo.execution.news import News
 from hpo.execution.supervisor import Ending, Supervisor
@@ -572,6 +573,37 @@ def test_a_second_ctrl_c_does_not_wait_for_a_process_that_lives_on_nor_gives_its
         worker.kill()
         wait_until(lambda: [each for each in launcher.changes() if isinstance(each, WorkerEnded)])
         assert [each.state for each in view.requeue_dead()] == [TrialState.WAITING]
+
+
+def test_a_first_ctrl_c_does_not_wait_for_a_process_that_was_killed_for_a_limit_and_lives_on(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpo.execution.launchers.local._PATIENCE", 0.2)
+    heard: list[Any] = []
+    signals: Any = types.SimpleNamespace(take=lambda: None, insisted=False)
+    with studies.open("model.delay=0.3", "trainer.max_epochs=1000") as (view,):
+        start_fork_server(view.spec)
+        launcher = LocalLauncher(deal(["cpu"], 1), worker_logs(view.spec))
+        supervisor = Supervisor(view, launcher, lambda _, said: heard.append(said))
+
+        def hear(_: object) -> None:
+            assert supervisor._ending is Ending.DONE, "it waits"
+            launcher.wait(1.0, wake)
+            supervisor._take_changes()
+            if of(EpochsEnded, heard):
+                for worker in supervisor._workers.values():
+                    worker.hold_to(Limits(wall_s=0.0), 0.0, time.monotonic())
+                supervisor._hear_signals(signals)
+
+        monkeypatch.setattr(supervisor, "_wait", hear)
+        wake, waker = socket.socketpair()
+        with monkeypatch.context() as patch, wake, waker:
+            patch.setattr("hpo.execution.launchers.local.kill_group", lambda *_, **__: None)
+            patch.setattr("hpo.execution.launchers.local.LocalWorker.ask", lambda *_: None)
+            assert supervisor.run() is Ending.INTERRUPTED
+        (worker,) = [each.worker for each in supervisor._workers.values()]
+        assert [each for each in of(Notice, heard) if f"process {worker.pid} lives on" in each.text]
+        worker.kill()
 
 
 def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
