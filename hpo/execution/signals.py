@@ -21,6 +21,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.wake, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
         self._presses = 0
 
     @property
@@ -40,9 +41,14 @@ class Signals:
         return [signal.Signals(number) for number in self.wake.recv(64)]
 
     def send(self, number: int) -> None:
-        """Add a signal as if it had come."""
+        """Add a signal as if it had come.
+
+        One of the hundreds that wait already is left out where there is no more room: who waits for some to be
+        taken, in the thread that takes them, waits for ever.
+        """
         self._presses += number == signal.SIGINT and at_terminal()
-        self._waker.send(bytes([number]))
+        with contextlib.suppress(BlockingIOError):
+            self._waker.send(bytes([number]))
 
     def close(self) -> None:
         """Let go of the sockets."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -46,6 +47,22 @@ def test_only_a_second_ctrl_c_at_a_terminal_means_more_than_the_first(
         assert came.insisted is terminal
         assert came.wait(PATIENCE) == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT]
         assert came.wait(0) == []
+
+
+def test_any_number_of_signals_comes_before_somebody_looks() -> None:
+    """As where a script repeats one until the process has ended, which waits for an engine's answer."""
+    came = signals.Signals()
+
+    def send() -> None:
+        for _ in range(1000):
+            came.send(signal.SIGTERM)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    sending.join(5)
+    assert not sending.is_alive()
+    assert set(came.wait(PATIENCE)) == {signal.SIGTERM}
+    came.close()
 
 
 def test_handlers_are_put_back_and_what_is_ignored_stays_so() -> None:
