@@ -15,7 +15,15 @@ from hpo.execution.registered import Registered
 from hpo.storage import agents, ledger
 from hpo.storage.budget import Budgets
 from hpo.storage.outage import DatabaseAwayError, DatabaseError
-from hpo.storage.recovery import Settled, Sightings, StopNote, Verdict, settle_agent, settle_process
+from hpo.storage.recovery import (
+    Settled,
+    Sightings,
+    StopNote,
+    Verdict,
+    holds_a_trial,
+    settle_agent,
+    settle_process,
+)
 from hpo.storage.study_end import prune_paused, read_budgets
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.agents import end_dead_agents
@@ -65,7 +73,7 @@ class Upkeep:
         self._beats = AgentBeats(opened.storage, registered, self.interval)
         self._next_look = self._next_quota = 0.0
         self._over_quota = False
-        self._unsettled: list[tuple[str, Callable[[], list[Settled]]]] = []
+        self._unsettled: list[tuple[str, int, Callable[[], list[Settled]]]] = []
         self._away = False
         self._sightings = Sightings()
         self._agents_seen = Sightings()
@@ -77,15 +85,18 @@ class Upkeep:
         return self._away
 
     def settle(self, label: str, pid: int, verdict: Verdict) -> list[Settled]:
-        """Give back, or end, what a dead worker held, as soon as the database is there; what was done now."""
-        return self._settle(label, lambda: settle_process(*self._study, pid, verdict, **self._patience))
+        """Give back, or end, what a dead worker held, as soon as the database is there; what was done now.
+
+        Where the process of its trial lives on, though it was killed, that is done once it is gone.
+        """
+        return self._settle(label, pid, lambda: settle_process(*self._study, pid, verdict, **self._patience))
 
     def settle_agent(self, placement: str, verdict: Verdict) -> list[Settled]:
         """As `settle`, for all that the workers of an agent held whose engine says that it is gone."""
-        return self._settle("", lambda: settle_agent(*self._study, placement, verdict, **self._patience))
+        return self._settle("", 0, lambda: settle_agent(*self._study, placement, verdict, **self._patience))
 
-    def _settle(self, label: str, settle: Callable[[], list[Settled]]) -> list[Settled]:
-        self._unsettled.append((label, settle))
+    def _settle(self, label: str, pid: int, settle: Callable[[], list[Settled]]) -> list[Settled]:
+        self._unsettled.append((label, pid, settle))
         return self._try(self._settle_all) or []
 
     @property
@@ -113,7 +124,7 @@ class Upkeep:
         if self._unsettled:
             self._try(self._settle_all)
         # The end of a trial's process is known to its worker first, and here when that one has ended too.
-        spared = [worker.trial_pid for worker in ours]
+        spared = [*(worker.trial_pid for worker in ours), *(pid for _, pid, _ in self._unsettled)]
         for settled in self._try(lambda: self._opened.requeue_dead(self._sightings, spared)) or ():
             self._notify("", settled)
         if now >= self._next_quota:
@@ -225,10 +236,12 @@ class Upkeep:
 
     def _settle_all(self) -> list[Settled]:
         done: list[Settled] = []
-        while self._unsettled:
-            label, settle = self._unsettled[0]
+        for unsettled in list(self._unsettled):
+            label, pid, settle = unsettled
+            if pid and holds_a_trial(*self._study, pid):
+                continue
             settled = settle()
-            self._unsettled.pop(0)
+            self._unsettled.remove(unsettled)
             for each in settled:
                 self._notify(label, each)
             done += settled

@@ -271,6 +271,16 @@ def settle_agent(
     return settled
 
 
+@patient
+def holds_a_trial(storage: StudyStorage, study_id: int, pid: int) -> bool:
+    """Whether a process of this host holds a trial, and lives."""
+    with storage.engine.connect() as conn:
+        leases = [trial.lease for trial in ledger.running_trials(conn, study_id) if trial.lease is not None]
+    here = (*machine.here(), pid)
+    owned = [lease for lease in leases if (lease.host, lease.boot_id, lease.pid) == here]
+    return any(lease.owner_is_alive() for lease in owned)
+
+
 def _held_by(
     storage: StudyStorage, study_id: int, pid: int, since: float
 ) -> tuple[float, list[ledger.RunningTrial]]:
