@@ -101,8 +101,8 @@ class Observer:
         with storage.engine.connect() as conn:  # leases first: a trial that ends meanwhile is seen to have ended
             leases = {each.trial_id: each.lease for each in ledger.running_trials(conn, study_id)}
         self._change, changed = storage.changes_since(study_id, self._change)
-        among = self._unfinished | changed
-        rows, trials = storage.read_changes(study_id, after=self._last_id, among=among, states=states)
+        self._unfinished |= changed  # until they are noted, where the database goes away before
+        rows, trials = storage.read_changes(study_id, after=self._last_id, among=self._unfinished, states=states)
         whole = {trial.number: trial for trial in trials}
         for row in rows:
             trial = whole.get(row.number)

@@ -204,6 +204,28 @@ def test_what_a_database_that_goes_away_keeps_from_being_seen_is_said_by_the_nex
         assert [(each.number, each.outcome) for each in reports] == [(0, "complete"), (1, None)]
 
 
+def test_a_trial_that_resumes_as_the_database_goes_away_is_seen_by_the_next_look(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise DatabaseAwayError("no route")
+
+    with studies.open(views=2) as (watching, working):
+        trial = ask(working)[0]
+        trial.report(2.0, 1)
+        working.storage.pause(trial._trial_id, 1)
+        observer = Observer(watching)
+        assert list(observer.look()) == []
+        assert working.storage.resume(trial._trial_id)
+        with monkeypatch.context() as patch:
+            patch.setattr(watching.storage, "read_changes", away)
+            with pytest.raises(DatabaseAwayError):
+                list(observer.look())
+        assert [type(said) for _, said in observer.look()] == [Started]
+        working.study.tell(trial, 1.5)
+        assert [type(said) for _, said in observer.look()] == [TrialReport]
+
+
 def test_the_leases_of_a_machine_that_is_gone_are_settled_at_once_and_a_false_alarm_is_fenced(
     studies: Studies,
 ) -> None:
