@@ -13,6 +13,7 @@ import pytest
 
 from hpo.execution.engines.by_name import address_of, engine_of
 from hpo.execution.engines.engine import AgentOrder, Ended, Engine
+from hpo.execution.messages import REQUESTS
 from tests.support.commands import wait_until
 from tests.support.engine_contract import EngineContract, ended, until
 
@@ -54,6 +55,22 @@ class TestLocal(EngineContract):
         finally:
             signal.signal(signal.SIGCHLD, kept)
         assert changes[-1] == Ended(placement, "its process is gone", in_order=False)
+
+    def test_an_agent_hears_requests_to_leave_also_where_its_driver_ignores_them(
+        self, order: AgentOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shown = ["/bin/sh", "-c", f"grep SigIgn /proc/self/status > {tmp_path}/ignored"]
+        kept = {number: signal.signal(number, signal.SIG_IGN) for number in REQUESTS}
+        try:
+            monkeypatch.setattr(AgentOrder, "command", lambda _: shown)
+            engine = self.make()
+            (placement,) = engine.place(order, 1)
+            until(engine, lambda found: ended(found) == {placement})
+        finally:
+            for number, before in kept.items():
+                signal.signal(number, before)
+        mask = int((tmp_path / "ignored").read_text().split()[1], 16)
+        assert not [number for number in REQUESTS if mask >> (number - 1) & 1]
 
     @pytest.mark.parametrize("driver", [False, True])
     def test_a_shell_runs_the_script(

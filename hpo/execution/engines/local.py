@@ -31,6 +31,7 @@ from hpo.execution.engines.engine import (
     driver_command,
 )
 from hpo.execution.limits import agent_end, oom_kills
+from hpo.execution.messages import REQUESTS
 from hpo.storage.machine import host_name
 from hpo.wording import count_of
 
@@ -223,7 +224,7 @@ def _start(command: list[str], log: Path, environment: Mapping[str, str]) -> int
             ],
             setsid=True,
             setsigmask=(),
-            setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGHUP),
+            setsigdef=(signal.SIGPIPE, signal.SIGINT, *REQUESTS),  # what it ignores from the start it never hears
         )
     except OSError as error:
         raise StudyError(f"can't start {shlex.join(command)}: {error.strerror or error}") from error
