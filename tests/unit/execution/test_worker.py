@@ -66,6 +66,9 @@ class Trains:
     def __init__(self, opened: OpenStudy) -> None:
         self.opened, self.request, self.peers = opened, StopRequest(), Peers(Builder(opened.spec), ())
 
+    def begin_fork(self) -> None:
+        """It has one thread."""
+
     def start_device(self) -> None:
         """It has none."""
 
