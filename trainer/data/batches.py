@@ -21,7 +21,7 @@ from torch.utils.data import (
 from trainer.data.loading import SeededBatches, loader_of
 from trainer.data.moving import holds_objects, map_tensors, tensors_in, to_device
 from trainer.data.options import BatchOptions
-from trainer.data.random_state import kept_generators
+from trainer.data.own_generators import kept_generators, own_generators, seed_own
 from trainer.data.seeding import derive_seed
 from trainer.data.shard import Rows, Shard, check_sharded, is_batches, samplers_of, warn_of_repeats
 
@@ -129,8 +129,9 @@ class LoaderBatches:
     """Batches of a DataLoader, moved to the device.
 
     Its order is made to depend on (seed, epoch) alone: a random sampler without a generator is given one, the
-    loader's and the samplers' generators are seeded at each epoch, and ``set_epoch`` of the samplers and the data
-    set is called where there is such a method. An iterable dataset must draw its order from what that says, from a
+    loader's and the samplers' generators are seeded at each epoch, as are those that the data set, its transforms
+    and the collate function hold, and ``set_epoch`` of the samplers and the data set is called where there is such
+    a method. An iterable dataset must draw its order from what that says, from a
     generator of its own, or before its first item: the global ones serve the model in between. Persistent workers
     continue the random numbers of the epochs before, which a resumed run has not drawn.
 
@@ -179,6 +180,7 @@ class LoaderBatches:
         for generator in {id(item): item for item in self._generators()}.values():
             generator.manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
         self._set_epoch(epoch)
+        self._seed_own(epoch)
         seeded = self._loader.batch_sampler
         if isinstance(seeded, SeededBatches):
             seeded.offset = offset
@@ -220,6 +222,16 @@ class LoaderBatches:
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
 
+    def _seed_own(self, epoch: int) -> None:
+        rank = () if self._shard is None or not self._shard.rank else (self._shard.rank,)
+        seed_own(self._own(), self._seed, epoch, *rank)
+
+    def _own(self) -> list[Any]:
+        """The generators that data set, samplers and collate function hold, but for those of the order."""
+        order = {id(generator) for generator in self._generators()}
+        holders = (self._loader.dataset, *samplers_of(self._loader), self._loader.collate_fn)
+        return [generator for generator in own_generators(*holders) if id(generator) not in order]
+
     def _generators(self) -> Iterator[torch.Generator]:
         for owner in (self._loader, *samplers_of(self._loader)):
             generator = getattr(owner, "generator", None)
@@ -237,11 +249,14 @@ class EvaluatedLoader(LoaderBatches):
 
     def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[Any]:
         """See `Batches.epoch`."""
-        with kept_generators(self._generators()):
+        with kept_generators((*self._generators(), *self._own())):
             yield from super().epoch(epoch, skip, offset)
 
     def _set_epoch(self, epoch: int) -> None:
         """The epochs are those of training."""
+
+    def _seed_own(self, epoch: int) -> None:
+        """What is drawn follows from the data's own seed: so it is the same each time, and in all trials."""
 
 
 def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from trainer.data.options import BatchOptions
+from trainer.data.own_generators import Generator, own_generators, seed_own, seeds_of
 from trainer.data.random_state import seed_all
 from trainer.data.seeding import derive_seed
 from trainer.data.shard import Shard
@@ -80,12 +81,16 @@ class SeededData(Dataset[Any]):
     Args:
         data: The data set.
         seed: The run's seed.
+        collate_fn: What makes batches of its samples, which may hold generators too.
     """
 
-    def __init__(self, data: Any, seed: int) -> None:
+    def __init__(self, data: Any, seed: int, collate_fn: Any) -> None:
         self._data = data
         self._seed = seed
+        self._collate_fn = collate_fn
         self._epoch: int | None = None
+        self._own: list[Generator] | None = None  # those of a worker, and where they stood
+        self._own_seeds: list[int] = []
 
     def set_epoch(self, epoch: int) -> None:
         """Which pass comes next, for data that ask for it."""
@@ -108,9 +113,17 @@ class SeededData(Dataset[Any]):
             if rows.epoch is not None and rows.epoch != self._epoch:  # the worker lives on from the pass before
                 self.set_epoch(rows.epoch)
             seed_all(derive_seed(self._seed, _WORKER_STREAM, *rows.place))
+            self._seed_own(rows)
         together = getattr(self._data, "__getitems__", None)
         samples: list[Any] = [self._data[row] for row in rows] if together is None else together(rows)
         return samples
+
+    def _seed_own(self, rows: Indices) -> None:
+        if self._own is None:
+            self._own = own_generators(self._data, self._collate_fn)
+            self._own_seeds = seeds_of(self._own)
+        # What is evaluated is the same for all seeds of a run, as it is without workers.
+        seed_own(self._own, *([self._seed] if rows.epoch is not None else self._own_seeds), *rows.place)
 
 
 def loader_of(
@@ -154,7 +167,7 @@ def loader_of(
     samples: Any = data
     order = RandomSampler(samples, generator=torch.Generator()) if shuffle else SequentialSampler(samples)
     batches = SeededBatches(order, size, drop_last=drop_last, shard=shard)
-    return DataLoader(SeededData(data, seed), batch_sampler=batches, **how)
+    return DataLoader(SeededData(data, seed, options.collate_fn), batch_sampler=batches, **how)
 
 
 def with_own_workers(data: Any) -> Any:

@@ -1,7 +1,7 @@
 """States of the global generators of Python, NumPy and torch, as plain values."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -59,14 +59,3 @@ def kept_rng() -> Iterator[None]:
             error.add_note(f"and the random generators could not be put back: {failed}")
         raise
     set_rng_state(before)
-
-
-@contextmanager
-def kept_generators(generators: Iterable[torch.Generator]) -> Iterator[None]:
-    """Put these generators back, at the end, where they are now."""
-    before = [(generator, generator.get_state()) for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, state in before:
-            generator.set_state(state)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, get_worker_info
 
 from tests.unit.trainer.support import (
     At,
@@ -23,6 +24,7 @@ from tests.unit.trainer.support import (
 )
 from trainer import BatchOptions, Trainer
 from trainer.data.batches import make_batches
+from trainer.data.own_generators import own_generators
 from trainer.data.seeding import derive_seed
 
 pytestmark = pytest.mark.full
@@ -42,6 +44,52 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         inputs, target = self.data[index]
         return inputs + 0.1 * random.random() + 0.1 * float(np.random.rand()) + 0.1 * torch.rand(4), target
+
+
+class Noise:
+    """A transform with a generator of each kind."""
+
+    def __init__(self) -> None:
+        self.plain, self.numpy, self.old = random.Random(1), np.random.default_rng(2), np.random.RandomState(3)
+        self.torch = torch.Generator().manual_seed(4)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        drawn = self.plain.random() + self.numpy.random() + self.old.random_sample()
+        return inputs + 0.1 * drawn + 0.1 * torch.rand(4, generator=self.torch)
+
+
+class OwnNoise(Augmented):
+    """Draws from generators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transforms = [Noise()]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = self.data[index]
+        return self.transforms[0](inputs), target
+
+
+class NoisyBatches:
+    """A collate function with generators."""
+
+    def __init__(self) -> None:
+        self.noise = Noise()
+
+    def __call__(self, samples: list[Any]) -> tuple[Tensor, Tensor]:
+        inputs, targets = zip(*samples, strict=True)
+        return torch.stack([self.noise(each) for each in inputs]), torch.stack(targets)
+
+
+class OwnOrder(RandomSampler):
+    """A sampler that draws the order from NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__(range(12))
+        self.rng = np.random.default_rng(5)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.rng.permutation(12).tolist()
 
 
 class Together(Augmented):
@@ -150,6 +198,63 @@ def test_what_workers_draw_does_not_depend_on_how_many_they_are() -> None:
         1, 2
     )
     assert_same(list(rest), one[2:])
+
+
+@pytest.mark.parametrize("at", [1, 4, 5])
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (OwnNoise, {}),
+        (OwnNoise, {"num_workers": 2}),
+        (OwnNoise, {"num_workers": 2, "persistent_workers": True}),
+        (lambda: regression(), {"num_workers": 1, "collate_fn": NoisyBatches}),
+        (lambda: DataLoader(OwnNoise(), 4, shuffle=True), {}),
+        (lambda: DataLoader(OwnNoise(), 4, num_workers=1), {}),
+        (lambda: DataLoader(regression(), 4, sampler=OwnOrder()), {}),
+    ],
+    ids=["data set", "workers", "persistent", "collate_fn", "loader", "loader's workers", "sampler"],
+)
+def test_a_run_resumes_to_the_bit_with_generators_that_the_data_hold(at: int, data: Any, options: Any) -> None:
+    def fitted(*callbacks: Any, checkpoint: Any = None) -> Trainer:
+        made = {**options, "collate_fn": options["collate_fn"]()} if "collate_fn" in options else options
+        trainer = make_trainer(callbacks, batching=BatchOptions(batch_size=4, **made))
+        if checkpoint is not None:
+            trainer.load_state_dict(through_file(checkpoint))
+        trainer.fit(data(), data())
+        return trainer
+
+    stopped = fitted(interrupt_at(at))
+    assert stopped.state.stop_reason == "interrupted"
+    assert_same(frozen(fitted(checkpoint=stopped.state_dict())), frozen(fitted()))
+
+
+def test_what_is_drawn_for_a_validation_follows_from_the_data_alone() -> None:
+    (first, _), again = OwnNoise()[0], OwnNoise()
+    for seed, data in enumerate((OwnNoise(), again, again)):
+        (batch,) = make_batches(data, BatchOptions(), CPU, train=False, seed=seed).epoch(0)
+        assert torch.equal(batch[0][0], first)
+    options = BatchOptions(num_workers=1)
+    assert_same(
+        *(list(make_batches(OwnNoise(), options, CPU, train=False, seed=seed).epoch(0)) for seed in (1, 2))
+    )
+    batches = make_batches(OwnNoise(), BatchOptions(shuffle=False), CPU, train=True)
+    assert not torch.equal(*(next(batches.epoch(epoch))[0] for epoch in (0, 1)))
+
+
+def test_generators_are_found_where_they_lie() -> None:
+    class Proxy:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("outside of its context")
+
+    noise = Noise()
+    data = SimpleNamespace(deep=[{"noise": (noise, 3, "text")}], proxy=Proxy())
+    data.itself = data
+    inside: Any = Subset(data, [0])  # type: ignore[arg-type]
+    held = [noise.plain, noise.numpy, noise.old, noise.torch]
+    assert [id(item) for item in own_generators(inside, noise, None)] == [id(item) for item in held]
+    others = (torch.default_generator, np.random.mtrand._rand, random._inst, random.SystemRandom())  # type: ignore[attr-defined]
+    assert own_generators(SimpleNamespace(others=others)) == []
 
 
 def test_a_data_set_that_loads_batches_itself_does() -> None:

@@ -1,0 +1,116 @@
+"""Random generators that a data set, a sampler or a collate function holds itself, beside the global ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.data.seeding import derive_seed
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+# Keeps the random streams of these generators apart from other uses of the same seed.
+_OWN_STREAM = 0x09E4
+# Where the search ends: generators lie in a data set, in one that it wraps, in a transform or a list of these.
+_DEPTH, _ENTRIES, _OBJECTS = 6, 64, 500
+_LEAVES = (Tensor, np.ndarray, str, bytes, int, float, complex, type, ModuleType, FunctionType)
+_GLOBAL = frozenset(
+    id(item)
+    for item in (
+        torch.default_generator,
+        np.random.mtrand._rand,  # noqa: SLF001
+        random._inst,  # noqa: SLF001
+    )
+)
+
+
+def own_generators(*holders: Any) -> list[Generator]:
+    """The generators in the attributes of these objects and of what they hold, without the global ones."""
+    found: list[Generator] = []
+    seen, level = set(_GLOBAL), list(holders)
+    for _ in range(_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            if item is None or isinstance(item, _LEAVES) or id(item) in seen or len(seen) > _OBJECTS:
+                continue
+            seen.add(id(item))
+            if isinstance(item, Generator) and not isinstance(item, random.SystemRandom):
+                found.append(item)
+            else:
+                below += _held(item)
+        level = below
+    return found
+
+
+def seed_own(generators: Iterable[Generator], *parts: int) -> None:
+    """Seed each of them by what ``parts`` say and its place among them."""
+    for place, generator in enumerate(generators):
+        seed = derive_seed(*parts[:1], _OWN_STREAM, *parts[1:], place)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(seed).state
+        else:
+            generator.seed(seed % 2**32)
+
+
+def seeds_of(generators: Iterable[Generator]) -> list[int]:
+    """A seed from where each of them stands, which it leaves as it is."""
+    generators = list(generators)
+    with kept_generators(generators):
+        return [_drawn(generator) for generator in generators]
+
+
+@contextmanager
+def kept_generators(generators: Iterable[Generator]) -> Iterator[None]:
+    """Put these generators back, at the end, where they are now."""
+    before = [(generator, _state_of(generator)) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in before:
+            _put_back(generator, state)
+
+
+def _held(item: Any) -> Iterator[Any]:
+    if isinstance(item, dict):
+        return islice(item.values(), _ENTRIES)
+    if isinstance(item, list | tuple):
+        return islice(item, _ENTRIES)
+    try:
+        return islice(vars(item).values(), _ENTRIES)
+    except Exception:  # noqa: BLE001 - it has no attributes, or is a proxy of others, which may raise anything
+        return iter(())
+
+
+def _drawn(generator: Generator) -> int:
+    if isinstance(generator, torch.Generator):
+        return int(torch.randint(2**31, (), generator=generator, device=generator.device))
+    return int(
+        generator.integers(2**31)
+        if isinstance(generator, np.random.Generator)
+        else generator.randint(0, 2**31 - 1)
+    )
+
+
+def _state_of(generator: Generator) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _put_back(generator: Generator, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
