@@ -76,7 +76,7 @@ class SeededBatches(BatchSampler):
 class SeededData(Dataset[Any]):
     """A data set whose worker processes seed the generators for each batch that they load, and know its pass.
 
-    Its other attributes are those of the data set, which a ``worker_init_fn`` may ask for.
+    Its other attributes are those of the data set, which a ``worker_init_fn`` may ask for and set.
 
     Args:
         data: The data set.
@@ -106,6 +106,12 @@ class SeededData(Dataset[Any]):
         if name == "_data" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._data, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in {"_data", "_seed", "_collate_fn", "_epoch", "_own", "_own_seeds"}:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._data, name, value)
 
     def __getitems__(self, rows: Indices) -> list[Any]:
         """The samples of a batch; torch's fetcher prefers this method."""

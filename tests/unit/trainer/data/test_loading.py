@@ -144,6 +144,12 @@ def opened(worker: int) -> None:
     info.dataset.open()  # type: ignore[attr-defined]
 
 
+def opened_by_attribute(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.is_open = True  # type: ignore[attr-defined]
+
+
 class Watched(OfPass):
     """Keeps the epochs that it was set to."""
 
@@ -374,10 +380,11 @@ def test_workers_that_live_on_know_the_pass() -> None:
     batches.close()
 
 
+@pytest.mark.parametrize("open_it", [opened, opened_by_attribute])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_finds_what_the_data_set_has(method: str) -> None:
+def test_a_worker_finds_and_sets_what_the_data_set_has(method: str, open_it: Any) -> None:
     options = BatchOptions(
-        batch_size=2, shuffle=False, num_workers=1, worker_init_fn=opened, multiprocessing_context=method
+        batch_size=2, shuffle=False, num_workers=1, worker_init_fn=open_it, multiprocessing_context=method
     )
     assert drawn(make_batches(OfPass(), options, CPU, train=True), 1) == [10, 11, 12, 13]
 
