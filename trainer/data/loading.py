@@ -27,6 +27,8 @@ from trainer.data.shard import Shard
 
 # Keeps the random streams of workers apart from other uses of the same seed.
 _WORKER_STREAM = 0x30AD
+# And what they draw for an evaluation apart from what they draw for training.
+_EVALUATION_STREAM = 0xE7A1
 
 
 class Indices(list[int]):
@@ -118,7 +120,8 @@ class SeededData(Dataset[Any]):
         if get_worker_info() is not None:
             if rows.epoch is not None and rows.epoch != self._epoch:  # the worker lives on from the pass before
                 self.set_epoch(rows.epoch)
-            seed_all(derive_seed(self._seed, _WORKER_STREAM, *rows.place))
+            stream = _EVALUATION_STREAM if rows.epoch is None else _WORKER_STREAM
+            seed_all(derive_seed(self._seed, stream, *rows.place))
             self._seed_own(rows)
         together = getattr(self._data, "__getitems__", None)
         samples: list[Any] = [self._data[row] for row in rows] if together is None else together(rows)

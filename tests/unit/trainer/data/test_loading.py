@@ -234,6 +234,13 @@ def test_a_run_resumes_to_the_bit_with_generators_that_the_data_hold(at: int, da
     assert_same(frozen(fitted(checkpoint=stopped.state_dict())), frozen(fitted()))
 
 
+def test_what_workers_draw_for_a_validation_is_not_what_they_draw_for_training() -> None:
+    options = BatchOptions(batch_size=4, eval_batch_size=4, shuffle=False, num_workers=1)
+    trained, evaluated = (make_batches(Augmented(), options, CPU, train=train, seed=3) for train in (True, False))
+    for (one, _), (other, _) in zip(trained.epoch(0), evaluated.epoch(0), strict=True):
+        assert not torch.equal(one, other)
+
+
 def test_what_is_drawn_for_a_validation_follows_from_the_data_alone() -> None:
     (first, _), again = OwnNoise()[0], OwnNoise()
     for seed, data in enumerate((OwnNoise(), again, again)):
