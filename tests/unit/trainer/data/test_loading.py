@@ -320,6 +320,15 @@ def test_persistent_workers_of_iterable_data_are_refused() -> None:
         train(data=Stream(), persistent_workers=True)
 
 
+@pytest.mark.parametrize(("persistent", "is_trained"), [(True, True), (True, False), (False, True)])
+def test_persistent_workers_of_a_loader_that_is_trained_on_are_warned_about(
+    persistent: bool, is_trained: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader: Any = DataLoader(Augmented(), 4, num_workers=1, persistent_workers=persistent)
+    make_batches(loader, BatchOptions(), CPU, train=is_trained)
+    assert ("persistent workers continue their random numbers" in caplog.text) == (persistent and is_trained)
+
+
 def test_persistent_workers_of_a_loader_that_is_validated_too_stay_with_their_pass() -> None:
     loader: Any = DataLoader(regression(), batch_size=2, num_workers=1, persistent_workers=True)
     seen: list[float] = []
