@@ -29,6 +29,11 @@ _SUPPLIED = {"optimizer": ("params",), "lr_scheduler": ("optimizer",)}
 #: Keys of sections that are for the service, and no arguments of their targets.
 _OURS = {"optimizer": OPTIMIZER_KEYS, "lr_scheduler": SCHEDULER_KEYS}
 #: What is handed over by name to a target that has such a parameter.
+# The optimizer is not there yet when what is inside a scheduler is made.
+_OVER_OTHERS = (
+    "let a function beside the study file make them all, as `lr_scheduler: {_target_: model.schedule}`: it gets "
+    "the optimizer as its first argument; for a warm-up write `warmup: …` beside one scheduler's arguments"
+)
 _SUPPLIED_BY_NAME = {"objective": SESSION, "step": "update"}
 _SUPPLIED_TO_FUNCTIONS = {
     "loader": ("samples",),
@@ -341,7 +346,9 @@ class _Call:
             if parameter.default is inspect.Parameter.empty and not starred and parameter.name not in here:
                 place = join_path((*self.node.keys, parameter.name))
                 problem = f"`{self.label}` needs the argument `{parameter.name}`"
-                self.checker.errors.append(self.checker.spec.error(problem, path=where, fix=f"add `{place}`"))
+                nested = self.node.keys[0] == "lr_scheduler" and parameter.name in _SUPPLIED["lr_scheduler"]
+                fix = _OVER_OTHERS if nested else f"add `{place}`"
+                self.checker.errors.append(self.checker.spec.error(problem, path=where, fix=fix))
 
 
 def once(errors: Sequence[InputError]) -> Iterator[InputError]:

@@ -104,6 +104,15 @@ TABLE = [
         "lr_scheduler.step_size",
     ),
     (
+        "torch.optim.lr_scheduler.StepLR, step_size: 5",
+        (
+            "torch.optim.lr_scheduler.SequentialLR, milestones: [], "
+            "schedulers: [{_target_: torch.optim.lr_scheduler.ConstantLR}]"
+        ),
+        "9: lr_scheduler.schedulers[0]._target_: `torch.optim.lr_scheduler.ConstantLR` needs the argument",
+        "let a function beside the study file make them all",
+    ),
+    (
         "step_size: 5",
         "step_size: 5, warmup: -1",
         "9: lr_scheduler.warmup: must be a whole number",
