@@ -1,19 +1,23 @@
-"""Callbacks whose changes a resumed run would forget: what their hooks' source shows, and what an epoch shows."""
+"""Callbacks and steps whose changes a resumed run would forget: by hooks' source, and by what an epoch shows."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import logging
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.callback import Callback
 from trainer.events import EVENTS
+from trainer.step.supervised import SupervisedStep
+
+logger = logging.getLogger(__name__)
 
 #: Where what is set is set again by a resumed run, or matters to none.
 _ELSEWHERE: Final = frozenset(
@@ -153,33 +157,53 @@ def _is_name(node: ast.expr, name: str) -> bool:
 
 
 class UndeclaredState:
-    """Compares callbacks without ``state_dict`` before and after the first epoch of a fit.
+    """Compares callbacks and a step without ``state_dict`` before and after the first epoch of a fit.
 
-    Nothing is compared unless one of them writes checkpoints, from which a run could resume.
+    Nothing is compared unless one of the callbacks writes checkpoints, from which a run could resume.
 
     Args:
         callbacks: All callbacks of the run, after ``on_fit_start``: what that sets up, a resumed run does too.
+        step: The run's step; of one that is made of a loss, the loss is compared.
     """
 
-    def __init__(self, callbacks: Iterable[Callback]) -> None:
+    def __init__(self, callbacks: Iterable[Callback], step: object = None) -> None:
+        callbacks = tuple(callbacks)
         self._before = [(callback, _attributes(callback)) for callback in _to_check(callbacks)]
+        is_loss = isinstance(step, SupervisedStep)
+        self._step = step = step.loss if isinstance(step, SupervisedStep) else step
+        kept = isinstance(step, nn.Module) or (hasattr(step, "state_dict") and not is_loss)
+        kept = kept or not any(callback.saves for callback in callbacks)
+        self._step_before = None if kept or not hasattr(step, "__dict__") else _attributes(step)
 
     def check(self) -> None:
-        """Refuse what changed; looks once.
+        """Refuse what a callback changed, and warn of what a step did; looks once.
 
         Raises:
             ValueError: A callback changed attributes that it neither saves nor declares as ``transient``.
         """
         for callback, before in self._before:
-            after = _attributes(callback)
-            changed = sorted(name for name in after if name not in before or before[name] != after[name])
-            if changed:
+            if changed := _changed(callback, before):
                 raise ValueError(_refusal(callback, changed, "changed {} while training"))
-        self._before = []
+        if self._step_before is not None and (changed := _changed(self._step, self._step_before)):
+            logger.warning(
+                "the step or loss, a %s, changed %s while training, and a run that resumes from a checkpoint "
+                "would forget it: give a step `state_dict` and `load_state_dict`, make a loss a torch.nn.Module "
+                "with buffers, or, if it does no harm, give it `transient = %r`",
+                type(self._step).__name__,
+                ", ".join(f"`{name}`" for name in changed),
+                tuple(changed),
+            )
+        self._before, self._step_before = [], None
 
 
-def _attributes(callback: Callback) -> dict[str, Any]:
-    return {name: _mark(value) for name, value in vars(callback).items() if name not in callback.transient}
+def _changed(item: object, before: dict[str, Any]) -> list[str]:
+    after = _attributes(item)
+    return sorted(name for name in after if name not in before or before[name] != after[name])
+
+
+def _attributes(item: object) -> dict[str, Any]:
+    transient = getattr(item, "transient", ())
+    return {name: _mark(value) for name, value in vars(item).items() if name not in transient}
 
 
 def _mark(value: Any, above: tuple[int, ...] = ()) -> Any:

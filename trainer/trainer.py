@@ -344,7 +344,7 @@ class Trainer:
             self.epoch_rng = rng_state()
 
     def _run_epochs(self, stream: TrainStream) -> None:
-        undeclared = UndeclaredState(self.callbacks.callbacks)
+        undeclared = UndeclaredState(self.callbacks.callbacks, self.step)
         while self._next_epoch(stream):
             self._train_epoch(stream)
             if self.state.stop_now:

@@ -415,6 +415,55 @@ class TestGivenWrongly:
         make_trainer([Odd(), Checkpoint(tmp_path)], max_epochs=1).fit(data)
 
 
+class Counting:
+    """A step, or a loss, that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls, self.past = 0, [0.0]
+
+    def __call__(self, one: Any, other: Any) -> Tensor:
+        self.calls += 1
+        outputs, targets = (one(other[0]), other[1]) if isinstance(one, nn.Module) else (one, other)
+        return (outputs - targets).square().mean()
+
+
+class Saved(Counting):
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+class Harmless(Counting):
+    transient = ("calls",)
+
+
+class TestStateOfAStep:
+    @pytest.mark.parametrize("as_loss", [False, True])
+    @pytest.mark.parametrize(("kind", "is_forgotten"), [(Counting, True), (Saved, False), (Harmless, False)])
+    @pytest.mark.parametrize("saves", [False, True])
+    def test_what_a_resumed_run_would_forget_is_warned_about_once(
+        self,
+        kind: Any,
+        is_forgotten: bool,
+        as_loss: bool,
+        saves: bool,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        model = make_model()
+        options = {"loss": kind()} if as_loss else {"step": kind()}
+        callbacks = [Checkpoint(tmp_path)] if saves else []
+        Trainer(model, torch.optim.SGD(model.parameters(), 0.1), callbacks=callbacks, max_epochs=2, **options).fit(
+            regression()
+        )
+        warned = caplog.text.count(f"the step or loss, a {kind.__name__}, changed `calls` while training")
+        assert warned == int(
+            saves and (is_forgotten or (as_loss and kind is Saved))
+        )  # a loss is saved as a module
+
+
 class TestTheTrainersOwnEndFails:
     """As with a GPU that is lost, where whatever asks it fails."""
 
