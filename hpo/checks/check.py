@@ -28,12 +28,12 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 _SUPPLIED = {"optimizer": ("params",), "lr_scheduler": ("optimizer",)}
 #: Keys of sections that are for the service, and no arguments of their targets.
 _OURS = {"optimizer": OPTIMIZER_KEYS, "lr_scheduler": SCHEDULER_KEYS}
-#: What is handed over by name to a target that has such a parameter.
 # The optimizer is not there yet when what is inside a scheduler is made.
 _OVER_OTHERS = (
     "let a function beside the study file make them all, as `lr_scheduler: {_target_: model.schedule}`: it gets "
     "the optimizer as its first argument; for a warm-up write `warmup: …` beside one scheduler's arguments"
 )
+#: What is handed over by name to a target that has such a parameter.
 _SUPPLIED_BY_NAME = {"objective": SESSION, "step": "update"}
 _SUPPLIED_TO_FUNCTIONS = {
     "loader": ("samples",),
