@@ -208,6 +208,25 @@ def test_a_metric_that_never_changes_is_no_trouble() -> None:
     assert sum(trial.epochs for trial in end.trials) == 100
 
 
+@pytest.mark.parametrize("n_trials", [10, 27])
+def test_a_study_of_trials_ends_after_a_few_whole_ones_where_its_metric_never_changes(n_trials: int) -> None:
+    end, _ = grown(FreezeThaw(), standing(n_trials=n_trials), lambda params, epoch: 1.0)
+    assert len(end.trials) == n_trials
+    assert sum(trial.whole for trial in end.trials) == 4
+
+
+def test_a_metric_that_begins_to_change_late_is_waited_for() -> None:
+    """The first trial that trains to its end shows nothing, as one with bad parameters may."""
+
+    def stuck(params: Mapping[str, Any], epoch: int) -> float:
+        return 1.0 if epoch < 20 or params == first else bowl(params, epoch)
+
+    first = grown(FreezeThaw(), standing(n_trials=10), lambda params, epoch: 1.0)[0].trials[0].params
+    end, _ = grown(FreezeThaw(), standing(n_trials=10), stuck)
+    assert end.incumbent is not None
+    assert end.incumbent < 1.0
+
+
 def test_a_finite_space_is_tried_whole_and_no_point_of_it_twice() -> None:
     space = {"a": CategoricalDistribution(["x", "y", "z"]), "b": CategoricalDistribution([1, 2])}
     study = standing(space=space, conditions={"b": {"a": ["x"]}}, n_trials=4, horizon=3)

@@ -26,6 +26,8 @@ _OF_A_TRIAL: Final = 0.5
 _OF_THE_BUDGET: Final = 0.1
 #: Fewer first trials than this teach nothing; trials with a finite report before the model is asked.
 _FEWEST: Final = 4
+#: Whole trials before a study ends whose losses are all the same.
+_LEVEL: Final = 4
 #: Of the best trials of earlier studies so many are tried first.
 _LEADERS: Final = 2
 #: Share of the time that halving has, where the model's trials are better than even ones, and where not.
@@ -188,7 +190,8 @@ class Mixture:
         return goal - self._view.standing.epochs_of(step.number) + switch
 
     def _model(self) -> New | Resume | None:
-        if sum(math.isfinite(curve.best) for curve in as_learnt(self._view.curves)) < _FEWEST:
+        # To the model, a trial that comes to the value of all others has a chance of a half to be the best.
+        if self._is_level or sum(math.isfinite(curve.best) for curve in as_learnt(self._view.curves)) < _FEWEST:
             return None
         return ModelChoice(self._view, self._first).best()
 
@@ -214,8 +217,16 @@ class Mixture:
         """Nothing is paused that might win, and nothing may start, or only a duplicate that the sampler draws."""
         if self._view.may_start:
             return New(None, self._view.until(self._first), Why("breadth"))
-        has_end = any(curve.seen.whole or curve.seen.state == "running" for curve in self._view.own)
-        return Wait() if self._view.may_end and has_end else self._rest() or Wait()
+        ends = sum(curve.seen.whole or curve.seen.state == "running" for curve in self._view.own)
+        enough = ends >= (_LEVEL if self._is_level else 1)
+        return Wait() if self._view.may_end and enough else self._rest() or Wait()
+
+    @cached_property
+    def _is_level(self) -> bool:
+        """Whether every loss is the same, as far as they are finite."""
+        losses = (loss for curve in self._view.curves for loss in curve.losses if math.isfinite(loss))
+        first = next(losses, None)
+        return all(loss == first for loss in losses)
 
     def _rest(self) -> Resume | None:
         """The best paused trial's way to its next rung: epochs are left to be used, or no trial is complete."""
