@@ -15,9 +15,14 @@ import pytest
 
 from hpo.config.spec import load_spec
 from hpo.execution.launchers.forkserver import start_fork_server
-from hpo.execution.messages import REQUESTS
+from hpo.execution.launchers.launcher import WorkerEnded
+from hpo.execution.launchers.local import LocalLauncher
+from hpo.execution.messages import REQUESTS, Order
 from hpo.execution.signals import handled
+from hpo.search.one_thread import THREADS_VARIABLE
+from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
 from hpo.trial import mainless
+from hpo.trial.resources import Slot
 from tests.support.commands import make_study, wait_until
 
 
@@ -60,4 +65,25 @@ def test_a_request_to_leave_while_the_fork_server_starts_is_heard_and_ends_none_
     finally:
         tracker._stop()
         os.kill(started[1], signal.SIGKILL)
+        server._stop()
+
+
+def test_one_that_has_died_is_started_for_the_next_worker_as_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may choose it where memory is short."""
+    spec = load_spec(make_study(tmp_path))
+    monkeypatch.setenv(THREADS_VARIABLE, "2")
+    monkeypatch.setattr(mainless, "SERVER", server := ForkServer())
+    try:
+        start_fork_server(spec)
+        os.kill(died := server._forkserver_pid, signal.SIGKILL)
+        wait_until(lambda: "State:\tZ" in Path(f"/proc/{died}/status").read_text())
+        launcher = LocalLauncher([Slot("cpu", "cpu", None, 1)], tmp_path)
+        (worker,) = launcher.place(Order(spec, FreezeThaw()), 1)
+        variables = Path(f"/proc/{server._forkserver_pid}/environ").read_bytes().split(b"\0")
+        assert f"{THREADS_VARIABLE}=1".encode() in variables
+        wait_until(lambda: _are_in(REQUESTS, server._forkserver_pid, "SigIgn"))
+        wait_until(lambda: any(isinstance(change, WorkerEnded) for change in worker.changes()))
+    finally:
         server._stop()
