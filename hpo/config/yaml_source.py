@@ -19,6 +19,10 @@ _TAG = "tag:yaml.org,2002:"
 MAX_BYTES = 512 * 1024
 #: A number with a comma in place of the point.
 COMMA: Final = re.compile(r"[-+]?[0-9]+,[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)
+#: A key and its value, read as one key since the space behind the colon is missing.
+_JOINED: Final = re.compile(r"([\w.\[\]-]+):(\S.*)")
+#: A line whose key lacks the space before a bracket; YAML fails on a colon behind it, or reads on.
+_BEFORE_BRACKET: Final = re.compile(r"\s*([\w.\[\]-]+):[{\[]")
 _PLAIN_TAGS = frozenset(_TAG + name for name in ("null", "bool", "int", "float", "str"))
 
 
@@ -127,6 +131,26 @@ def _with_comma(number: yaml.Node, rest: yaml.Node) -> str:
     return text if together and COMMA.fullmatch(text) else ""
 
 
+def _line_at(mark: yaml.Mark) -> str:
+    """The line that a mark is in."""
+    text = str(mark.buffer).rstrip("\0")
+    start = text.rfind("\n", 0, mark.pointer) + 1
+    return text[start:].partition("\n")[0]
+
+
+def _joined(key: yaml.Node, value: yaml.Node, *, in_braces: bool) -> str:
+    """A key and its value with the space between them that is missing; empty where none is.
+
+    In braces YAML reads `{low:1}` as a key without a value, and `trainer:{low: 1}` has its brace in the key.
+    """
+    if not isinstance(key, yaml.ScalarNode) or key.style or not isinstance(value, yaml.ScalarNode) or value.style:
+        return ""
+    match = _JOINED.fullmatch(key.value)
+    if match is not None and not value.value and in_braces:
+        return f"{match[1]}: {match[2]}"
+    return f"{match[1]}: {match[2]}: {value.value}" if match is not None and match[2][0] in "{[" else ""
+
+
 class _Reader:
     def __init__(self, file: str) -> None:
         self.file = file
@@ -163,6 +187,8 @@ class _Reader:
         if "expected ':'" in problem or "mapping values" in problem:
             keys = "that a colon and a space follow each key"
             fix = f"check the indentation, the quotes, and {keys}, here and on the line above"
+        if mark is not None and mark.buffer and (match := _BEFORE_BRACKET.match(_line_at(mark))):
+            fix = f"write a space behind the colon of `{match[1]}`"
         if "\\t" in problem:
             fix = "indent with spaces: YAML takes no tabs there"
         if self.file == "command line":
@@ -237,6 +263,10 @@ class _Reader:
             if nothing.value == "" and (written := _with_comma(number, rest)):
                 here = (*keys, self._key(loader, name_node, keys))
                 raise self._error("holds a comma", number, here, with_point(here[-1], written), written)
+        for key_node, value_node in node.value:
+            if written := _joined(key_node, value_node, in_braces=bool(node.flow_style)):
+                problem, fix = "a space is missing behind the colon of a key", f"write `{written}`"
+                raise self._error(problem, key_node, keys, fix, key_node.value)
         data: dict[str, Any] = {}
         for merged in self._merged(node, keys):
             data = {**data, **self._build(loader, merged, keys)}
