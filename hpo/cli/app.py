@@ -34,6 +34,7 @@ try:
         train,
         worker,
     )
+    from hpo.cli.usage import Command
     from hpo.console.output import ready_streams
     from hpo.errors import HpoError, refuse_other_systems, refuse_process_groups
 except KeyboardInterrupt:  # Ctrl-C while all this is read
@@ -54,7 +55,7 @@ COMMANDS = (
     *(enqueue.enqueue, care.repair, care.retry, care.clean, manage.dashboard, manage.delete),
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 def _show_version(wanted: bool) -> None:
