@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hpo.checks.filesystems import network_file_system
 from hpo.checks.findings import Finding
-from hpo.checks.reader import Check, Findings, Reader
+from hpo.checks.reader import Check, Findings, Reader, below
 from hpo.checks.schedules import SCHEDULES
 from hpo.checks.wandb_login import check_wandb
 from hpo.config.paths import join_path, lookup, show, split_path
@@ -68,7 +68,8 @@ def _patience(reader: Reader) -> Findings:
     given = node.get("patience", default) if isinstance(node, dict) else default
     if isinstance(given, int) and given >= epochs:
         problem = f"with patience {given} nothing stops early: a trial has {count_of(epochs, 'epoch')}"
-        yield reader.warn(problem, "callbacks.early_stopping.patience", given, f"write less than {epochs}")
+        fix = below(epochs, otherwise="leave `early_stopping` out")
+        yield reader.warn(problem, "callbacks.early_stopping.patience", given, fix)
 
 
 def _learning_rate(reader: Reader) -> Findings:
@@ -285,7 +286,8 @@ def _population(reader: Reader) -> Findings:
         yield reader.warn(problem, "run.workers", run.workers, "write a larger `population`, or fewer workers")
     if isinstance(every, int) and reader.epochs is not None and every >= reader.epochs:
         problem = f"no trial is forked: a trial has {count_of(reader.epochs, 'epoch')}"
-        yield reader.warn(problem, "study.scheduler.every", every, f"write less than {reader.epochs}")
+        fix = below(reader.epochs, otherwise="name another scheduler")
+        yield reader.warn(problem, "study.scheduler.every", every, fix)
 
 
 def _rungs(reader: Reader) -> Findings:

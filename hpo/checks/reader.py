@@ -52,4 +52,9 @@ class Reader:
         return self.spec.location(path)[0] != COMMAND_LINE
 
 
+def below(length: float, *, otherwise: str) -> str:
+    """The fix of a span that is not over when a trial is; of a trial of one epoch there is no shorter one."""
+    return f"write less than {length}" if length > 1 else f"let trials be longer, or {otherwise}"
+
+
 Check = Callable[[Reader], Findings]

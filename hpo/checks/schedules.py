@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from hpo.checks.findings import Finding, finding
-from hpo.checks.reader import Check, Findings, Reader
+from hpo.checks.reader import Check, Findings, Reader, below
 from hpo.config.paths import join_path, show
 from hpo.config.schema_space import values_or_ends
 from hpo.config.several import is_several
@@ -61,7 +61,7 @@ def _schedule(reader: Reader) -> Findings:
         yield reader.warn(problem, path, horizon, f'write `{key}: "{source}"`, so that the two go together')
     elif not exact and (horizon > length if name in {"PolynomialLR", "LinearLR"} else horizon >= length):
         problem = f"{_UNDONE[name]}: {horizon} {unit} are not over when the trial's {length} are"
-        yield reader.warn(problem, path, horizon, f"write less than {length}")
+        yield reader.warn(problem, path, horizon, below(length, otherwise="leave `lr_scheduler` out"))
 
 
 def _epochs_taken_for_steps(reader: Reader, name: str, path: str, horizon: float) -> Findings:
@@ -134,7 +134,8 @@ def _milestones(reader: Reader) -> Findings:
     )
     if late:
         problem = f"a trial has {count_of(epochs, 'epoch')}, and never gets to {show(late)}"
-        yield reader.warn(problem, "lr_scheduler.milestones", listed, f"keep them below {epochs}")
+        fix = f"keep them below {epochs}" if epochs > 1 else "let trials be longer, or leave `lr_scheduler` out"
+        yield reader.warn(problem, "lr_scheduler.milestones", listed, fix)
 
 
 def _warmup(reader: Reader) -> Findings:

@@ -330,6 +330,20 @@ def test_what_is_one_is_in_the_singular(file: Path) -> None:
     assert "the only trial can't be pruned: median begins after 2" in said
 
 
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("callbacks={early_stopping: {patience: 2}}", "let trials be longer, or leave `early_stopping` out"),
+        (scheduler("StepLR", "step_size: 3"), "let trials be longer, or leave `lr_scheduler` out"),
+        (scheduler("MultiStepLR", "milestones: [3]"), "let trials be longer, or leave `lr_scheduler` out"),
+        (pbt("population: 4, every: 2"), "let trials be longer, or name another scheduler"),
+    ],
+)
+def test_where_a_trial_has_one_epoch_no_fix_asks_for_less(file: Path, override: str, fix: str) -> None:
+    found = warned(file, "trainer.max_epochs=1", "study.pruner=none", override)
+    assert [item.fix for item in found] == [fix]
+
+
 def test_a_single_training_hears_nothing_of_the_search(file: Path) -> None:
     odd = (
         "run.workers=99",
