@@ -307,6 +307,19 @@ def _timeouts(reader: Reader) -> Findings:
         yield reader.warn(problem, "run.no_progress_timeout", idle, fix)
 
 
+def _engine(reader: Reader) -> Findings:
+    """What is said to an engine, where there is none."""
+    run = reader.spec.run
+    if run.on is not None:
+        return
+    given = {key: value for key, value in run.resources.model_dump().items() if value is not None}
+    agents = None if run.agents is None else "..".join(map(str, dict.fromkeys(run.agents)))
+    for path, value in (("run.agents", agents), ("run.resources", given)):
+        if value:
+            problem = "has no effect: no engine places agents, so this machine's workers train"
+            yield reader.warn(problem, path, value, "name the engine, as `run.on` or with `--on`, or leave it out")
+
+
 def _overridden(reader: Reader) -> Findings:
     if reader.spec.study.baseline:  # the base config is a trial, then
         return
@@ -329,5 +342,6 @@ _SEARCH: Final[Collection[Check]] = (
     _rungs,
     _workers,
     _timeouts,
+    _engine,
     _network,
 )

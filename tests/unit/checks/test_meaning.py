@@ -55,6 +55,8 @@ def scheduler(name: str, arguments: str) -> str:
             "study.epochs",
             "trials train one after another",
         ),
+        (["run.agents=2..8"], "run.agents", "no engine places agents"),
+        (["run.resources.memory=16GiB"], "run.resources", "no engine places agents"),
         (
             [scheduler("CosineAnnealingLR", "T_max: 20")],
             "lr_scheduler.T_max",
@@ -292,6 +294,8 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
         ["study.scheduler={name: asha, first_rung: 9}", "study.pruner=none"],
         ["study.scheduler={name: asha, first_rung: 2}", "study.pruner=none", "trainer.max_epochs=1"],
         ["run.workers=40"],
+        ["run.agents=null", "run.resources={}"],
+        ["run={on: 'slurm:partition=gpu', agents: 2..8, resources: {gpu: 1}}"],
         [
             "study.epochs=40",
             "trainer.max_epochs=null",
