@@ -37,6 +37,8 @@ _SENSIBLE_LR: Final[Mapping[str, tuple[float, float]]] = {
 #: The span, high over low, from which on steps of equal size leave most of the orders of magnitude unseen.
 _ABSENT: Final = object()
 _DECADES: Final = 1000
+#: Bytes; a process that has imported torch takes more.
+_LEAST_MEMORY: Final = 64 * 2**20
 #: Samplers that go through every point.
 _GRIDS: Final = (SAMPLERS["grid"], SAMPLERS["brute_force"])
 #: Ends of names of metrics that are better when larger, and when smaller.
@@ -320,6 +322,14 @@ def _engine(reader: Reader) -> Findings:
             yield reader.warn(problem, path, value, "name the engine, as `run.on` or with `--on`, or leave it out")
 
 
+def _memory(reader: Reader) -> Findings:
+    """A limit that a trial exceeds before it trains."""
+    given = reader.spec.run.trial_memory
+    if given is not None and given < _LEAST_MEMORY:
+        problem = "no trial can train: torch alone takes more than that"
+        yield reader.warn(problem, "run.trial_memory", f"{given} bytes", 'write for example "16GiB"')
+
+
 def _overridden(reader: Reader) -> Findings:
     if reader.spec.study.baseline:  # the base config is a trial, then
         return
@@ -343,5 +353,6 @@ _SEARCH: Final[Collection[Check]] = (
     _workers,
     _timeouts,
     _engine,
+    _memory,
     _network,
 )
