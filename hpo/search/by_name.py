@@ -1,6 +1,7 @@
 """Optuna's parts by name: the arguments in a study file checked against the signature, then built."""
 
 import inspect
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,9 +9,12 @@ from typing import Any, Final
 from optuna.exceptions import ExperimentalWarning
 
 from hpo.config.argument_types import refuse_wrong_types
-from hpo.config.paths import join_path, split_path, suggest_name
+from hpo.config.paths import join_path, nearest, split_path, suggest_name
 from hpo.config.spec import StudySpec
 from hpo.search.hub import PREFIX, REGISTRY, find_in_hub
+
+#: How names of such classes end, misspelt ones too.
+_KIND: Final = re.compile(r"(Sampl|Prun|Sched)\w*$", re.IGNORECASE)
 
 
 def known_class(name: str, registry: Mapping[str, type]) -> type | None:
@@ -18,6 +22,15 @@ def known_class(name: str, registry: Mapping[str, type]) -> type | None:
     return next(
         (known for short, known in registry.items() if name.lower() == short or name == known.__name__), None
     )
+
+
+def meant(name: str, registry: Mapping[str, type]) -> str:
+    """The short name that an import path, or a misspelt class name, is for; the name itself if there is none."""
+    stem = _KIND.sub("", name.rpartition(".")[2])
+    names = {_KIND.sub("", kind.__name__): short for short, kind in registry.items()}
+    names |= {short: short for short in registry}
+    guess = nearest(stem, names)
+    return name if guess is None else names[guess]
 
 
 def find_class(
@@ -41,7 +54,7 @@ def find_class(
     if (known := known_class(name, registry)) is not None:
         return known
     what = path.rpartition(".")[2]
-    fix = suggest_name(name, (*also, *registry)) + f"; or `{PREFIX}…` for one of OptunaHub"
+    fix = suggest_name(meant(name, registry), (*also, *registry)) + f"; or `{PREFIX}…` for one of OptunaHub"
     raise spec.error(f"no {what} has this name", path=f"{path}.name", value=name, fix=fix)
 
 

@@ -8,7 +8,8 @@ from typing import Final, cast
 
 from hpo.config.paths import suggest_name
 from hpo.config.spec import StudySpec
-from hpo.search.by_name import check_arguments, construct
+from hpo.search.by_name import check_arguments, construct, known_class, meant
+from hpo.search.pruners import PRUNERS
 from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
 from hpo.search.schedulers.hyperband import Hyperband
@@ -33,7 +34,10 @@ def make_scheduler(spec: StudySpec) -> Scheduler:
         return PrunerScheduler()
     kind = SCHEDULERS.get(section.name)
     if kind is None:
-        fix = suggest_name(section.name, tuple(SCHEDULERS))
+        if known_class(section.name, PRUNERS) is not None:
+            fix = f"write `pruner: {section.name}`, without a scheduler"
+            raise spec.error("is a pruner, no scheduler", path=f"{path}.name", value=section.name, fix=fix)
+        fix = suggest_name(meant(section.name, SCHEDULERS), tuple(SCHEDULERS))
         raise spec.error("no scheduler has this name", path=f"{path}.name", value=section.name, fix=fix)
     check_arguments(spec, path, kind, section.kwargs)
     arguments = section.kwargs
