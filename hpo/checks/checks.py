@@ -10,6 +10,7 @@ from pathlib import Path
 import optuna
 
 from hpo.checks.check import check_spec, once
+from hpo.checks.check_built import check_built
 from hpo.checks.check_callbacks import check_callbacks
 from hpo.checks.check_forks import check_forks
 from hpo.checks.check_metrics import check_metric, check_metrics
@@ -120,6 +121,7 @@ def _check_trainer(spec: StudySpec, broken: set[str], errors: list[InputError], 
     if not broken & {"optimizer", "lr_scheduler", "search_space"}:
         with collected(errors):
             check_schedule(spec, search=search)
+            check_built(spec, search=search)
     if search and not broken & {"model", "search_space"}:
         with collected(errors):
             check_forks(spec)
