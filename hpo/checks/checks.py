@@ -14,7 +14,7 @@ from hpo.checks.check_built import check_built
 from hpo.checks.check_callbacks import check_callbacks
 from hpo.checks.check_forks import check_forks
 from hpo.checks.check_metrics import check_metric, check_metrics
-from hpo.checks.check_model import check_model
+from hpo.checks.check_model import check_model, check_weights
 from hpo.checks.check_objective import check_objective, check_parameters
 from hpo.checks.check_rates import check_rates
 from hpo.checks.filesystems import refused_writing
@@ -113,6 +113,8 @@ def _check_trainer(spec: StudySpec, broken: set[str], errors: list[InputError], 
     if "model" not in broken:
         with collected(errors):
             check_model(spec, search=search)
+    with collected(errors):
+        check_weights(spec, search=search)
     with collected(errors):
         found += check_metrics(spec, broken)
     if not broken & {"optimizer", "search_space"}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpo.checks.checks import check_study
+from hpo.checks.checks import check_imports, check_study
 from hpo.errors import InputError
 from hpo.trial.builder import Builder
 from hpo.trial.place import RunPlace
@@ -53,3 +53,27 @@ def test_what_makes_one_is_refused_where_it_is_made(studies: Studies) -> None:
     with pytest.raises(InputError, match="is a LightningModule") as error:
         Builder(spec).trainer(spec.resolve(), place, seed=1, device=torch.device("cpu"))
     assert "from-lightning" in str(error.value)
+
+
+CHOICES = "search_space[trainer.weights.path]={type: categorical, choices: [null, nowhere.pt]}"
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("trainer.weights.path=nowhere.pt", "trainer.weights.path"),
+        ("trainer.weights.path=runs", "trainer.weights.path"),
+        (CHOICES, "search_space[trainer.weights.path].choices[1]"),
+    ],
+)
+def test_a_file_of_weights_that_is_not_there_is_refused_before_anything_runs(
+    studies: Studies, override: str, path: str
+) -> None:
+    with pytest.raises(InputError, match="there is no file ") as refused:
+        check_imports(studies.spec(override))
+    assert refused.value.path == path
+    assert "from the study file's folder" in refused.value.fix
+
+
+def test_a_file_of_weights_that_is_there_is_not_refused(studies: Studies) -> None:
+    check_imports(studies.spec("trainer.weights.path=parts.py"))
