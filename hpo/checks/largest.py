@@ -1,10 +1,11 @@
-"""The largest config that a trial may draw: what decides whether all of a study fits into a device's memory."""
+"""The largest config that a trial may draw, which decides whether all of a study fits into a device's memory; and
+the smallest."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from hpo.config.paths import lookup, split_path
@@ -22,6 +23,15 @@ _TRIES: Final = 1_000
 
 def largest_params(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
     """Every searched number that makes a run larger, at its high end; the base config's choice of all else."""
+    return _extreme(spec, space, max)
+
+
+def smallest_params(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
+    """These numbers at their low end."""
+    return _extreme(spec, space, min)
+
+
+def _extreme(spec: StudySpec, space: SearchSpace, best: Callable[..., Any]) -> dict[str, Any]:
     config = spec.base_config()
     chosen: dict[str, Any] = {}
     sizes: dict[str, Any] = {}
@@ -30,23 +40,24 @@ def largest_params(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
             continue
         keys = split_path(path)
         chosen[path] = space.as_stored(path, lookup(config, keys))
-        most = _most(entry)
+        most = _end(entry, best)
         if most is not None and keys[0] in _SIZES and keys[-1] != "seed":
             chosen[path] = sizes[path] = most
-    return sizes if space.violated(chosen) is None else _largest_allowed(space, list(sizes))
+    return sizes if space.violated(chosen) is None else _allowed(space, list(sizes), best)
 
 
-def _largest_allowed(space: SearchSpace, sizes: Sequence[str]) -> dict[str, Any]:
-    """Of many points that satisfy `where`, these parameters of the one with the largest product of them."""
+def _allowed(space: SearchSpace, sizes: Sequence[str], best: Callable[..., Any]) -> dict[str, Any]:
+    """Of many points that satisfy `where`, these parameters of the one with their largest or least product."""
     points = ValidPoints(space, random.Random(0))
     drawn = (points.found({}, _TRIES) for _ in range(_POINTS))
     found = [{path: point[path] for path in sizes if path in point} for point in drawn if point is not None]
-    return max(found, key=lambda sizes: math.prod(map(float, sizes.values())), default={})
+    return best(found, key=lambda sizes: math.prod(map(float, sizes.values())), default={})  # type: ignore[no-any-return]
 
 
-def _most(entry: ParamSpec) -> float | None:
-    """The largest number of an entry; None where its choices are no numbers."""
+def _end(entry: ParamSpec, best: Callable[..., Any]) -> float | None:
+    """The largest or the least number of an entry; None where its choices are no numbers."""
     if not isinstance(entry, CategoricalParam):
-        return float(entry.high) if isinstance(entry, FloatParam) else int(entry.high)
+        end = best(entry.low, entry.high)
+        return float(end) if isinstance(entry, FloatParam) else int(end)
     numeric = all(isinstance(item, int | float) and not isinstance(item, bool) for item in entry.choices)
-    return max(entry.choices) if numeric else None
+    return best(entry.choices) if numeric else None

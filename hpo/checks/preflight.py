@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from hpo.checks.findings import Finding, finding
 from hpo.checks.known_errors import broadcast_in
-from hpo.checks.largest import largest_params
+from hpo.checks.largest import largest_params, smallest_params
 from hpo.checks.peak_memory import PeakMemory
 from hpo.checks.preflight_batches import TriedBatches, tried_batches
 from hpo.checks.preflight_blame import Attempt
@@ -33,12 +33,13 @@ from hpo.checks.preflight_probe import (
 )
 from hpo.checks.preflight_round_trip import round_trip
 from hpo.checks.schedules import check_span
-from hpo.config.paths import join_path
+from hpo.config.paths import join_path, split_path
 from hpo.config.schema_space import CategoricalParam
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
+from hpo.config.targets import instantiate
 from hpo.errors import InputError
-from hpo.trial.builder import Builder
+from hpo.trial.builder import Builder, make_loss
 from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.forks import only_in
 from hpo.trial.peer import Seat
@@ -93,16 +94,72 @@ def _on_devices(peers: Peers, space: SearchSpace | None, slot: Slot, workers: in
         try:
             largest = _tried(peers, params, device, memory, [])
         except InputError as error:
+            out = "memory runs out" in error.problem
+            alone = [] if out else list(_alone(params, lambda one: _tried(peers, one, device, memory, [])))
+            notes += [_at_its_range(builder.spec, *each) for each in alone]
             shown = ", ".join(f"{path}={value}" for path, value in params.items())
             problem = f"the largest config that may be drawn ({shown}) does not run: {error.path}: {error.problem}"
             fix = error.fix
-            if builder.spec.run.on_oom == "fail" and "memory runs out" in error.problem:
+            if out and builder.spec.run.on_oom == "fail":
                 fix += ", narrow the search space, or set `run.on_oom: retry_with_accumulation`"
-            notes.append(finding(builder.spec, problem, path="search_space", fix=fix))
+            if not alone:
+                notes.append(finding(builder.spec, problem, path="search_space", fix=fix))
+    if space is not None:
+        notes += _low_ends(builder, space, device)
     each = max(item.memory_bytes for item in (base, largest) if item)
     # Of GPUs each has its own memory; processes on the processor share it.
     notes += memory.too_little(builder.spec, workers, each if device.type == "cuda" else each * slot.size)
     return DevicePreflight(slot.label, workers, base, largest, notes)
+
+
+def _low_ends(builder: Builder, space: SearchSpace, device: torch.device) -> list[Finding]:
+    """What model and loss refuse at the low ends of their ranges; they are built, and not trained.
+
+    Where the base config can't be built in this way, as without a length that its data has, nothing is known.
+    """
+    params = smallest_params(builder.spec, space)
+    params = {path: value for path, value in params.items() if split_path(path)[0] in ("model", "loss")}
+
+    def build(params: Mapping[str, Any]) -> None:
+        config = builder.spec.resolve(params)
+        try:
+            instantiate(builder.resolver, config["model"])
+            make_loss(builder.resolver, config["loss"])
+        except Exception as error:
+            probe = Probe(
+                lambda problem, path, fix: builder.spec.error(problem, path=path, fix=fix),
+                loss_path="loss",
+                precision="fp32",
+            )
+            raise Attempt(builder, config, device, probe).explained(error) from error
+
+    if _fails(build, params) and not _fails(build, {}):
+        return [_at_its_range(builder.spec, *each) for each in _alone(params, build)]
+    return []
+
+
+def _fails(attempt: Callable[[Mapping[str, Any]], object], params: Mapping[str, Any]) -> bool:
+    with contextlib.suppress(InputError):
+        attempt(params)
+        return False
+    return True
+
+
+def _alone(
+    params: Mapping[str, Any], attempt: Callable[[Mapping[str, Any]], object]
+) -> Iterator[tuple[str, Any, InputError]]:
+    """The parameters that fail by themselves, all else being as in the base config."""
+    for path, value in params.items():
+        try:
+            attempt({path: value})
+        except InputError as error:
+            yield path, value, error
+
+
+def _at_its_range(spec: StudySpec, path: str, value: Any, error: InputError) -> Finding:
+    problem = f"a trial with this value does not run: {error.path}: {error.problem}"
+    fix = f"narrow the search; or {error.fix}"
+    return finding(spec, problem, path=join_path(("search_space", path)), value=value, fix=fix)
 
 
 def _tried(

@@ -438,6 +438,20 @@ def test_a_largest_config_without_memory_is_a_warning(file: Path) -> None:
     assert "set `run.on_oom: retry_with_accumulation`" in warning.fix
 
 
+def test_a_value_at_one_end_of_a_range_that_does_not_run_by_itself_is_said_at_the_range(file: Path) -> None:
+    file.with_name("dropping.py").write_text(
+        "from parts import Net\nfrom torch import nn\n\n\nclass Dropping(Net):\n"
+        "    def __init__(self, hidden=4, dropout=0.1):\n"
+        "        super().__init__(hidden)\n        self.dropout = nn.Dropout(dropout)\n"
+    )
+    for low, high, refused in ((0, 2, "2.0"), (-1, 0.5, "-1.0")):
+        entry = f"search_space[model.dropout]={{type: float, low: {low}, high: {high}}}"
+        (warning,) = tried(file, "model={_target_: dropping.Dropping}", entry, search=True).warnings
+        assert (warning.path, warning.value) == ("search_space[model.dropout]", refused)
+        assert "dropout probability has to be between 0 and 1" in warning.problem
+        assert warning.fix.startswith("narrow the search; or see ")
+
+
 def test_the_largest_config_is_made_of_sizes_that_go_together(file: Path) -> None:
     space = (
         "search_space={"
