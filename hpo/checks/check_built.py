@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hpo.config.lengths import lengths_in
-from hpo.config.paths import join_path, split_path
+from hpo.config.paths import join_path, lookup, split_path
 from hpo.config.schema_nodes import OPTIMIZER_KEYS, SCHEDULER_KEYS
 from hpo.config.schema_space import CategoricalParam, FloatParam, label, values_or_ends
+from hpo.config.schema_types import is_import_path
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver, instantiate
@@ -156,9 +157,12 @@ def _at_its_argument(
     takes = inspect.signature(resolver.resolve(refusal.target)).parameters
     default = takes[guilty[0]].default if guilty[0] in takes else inspect.Parameter.empty
     fix = "write a value that it takes"
-    if default is not inspect.Parameter.empty:
+    value = node[guilty[0]]
+    if is_import_path(value) and lookup(config, split_path(value)) is not None:
+        fix = f'write `{guilty[0]}: "${{{value}}}"`'  # a path of the study file, whose value is meant
+    elif default is not inspect.Parameter.empty:
         fix += f"; without the key it is {default}"
-    return spec.error(problem, path=join_path((section, guilty[0])), value=node[guilty[0]], fix=fix)
+    return spec.error(problem, path=join_path((section, guilty[0])), value=value, fix=fix)
 
 
 def _config_without(config: Mapping[str, Any], section: str, key: str) -> dict[str, Any]:

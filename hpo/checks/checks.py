@@ -117,13 +117,15 @@ def _check_trainer(spec: StudySpec, broken: set[str], errors: list[InputError], 
         check_weights(spec, search=search)
     with collected(errors):
         found += check_metrics(spec, broken)
+    known = len(errors)
     if not broken & {"optimizer", "search_space"}:
         with collected(errors):
             check_rates(spec, search=search)
     if not broken & {"optimizer", "lr_scheduler", "search_space"}:
         with collected(errors):
             check_schedule(spec, search=search)
-            check_built(spec, search=search)
+            if len(errors) == known:  # what it would say of these is said in better words
+                check_built(spec, search=search)
     if search and not broken & {"model", "search_space"}:
         with collected(errors):
             check_forks(spec)

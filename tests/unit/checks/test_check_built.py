@@ -49,6 +49,13 @@ def scheduler(name: str, arguments: str) -> str:
             "write a value that it takes",
         ),
         (
+            [scheduler("CosineAnnealingLR", "T_max: trainer.max_epochs")],
+            "lr_scheduler.T_max",
+            "trainer.max_epochs",
+            "fails with this value: TypeError",
+            'write `T_max: "${trainer.max_epochs}"`',
+        ),
+        (
             [
                 scheduler("CyclicLR", "base_lr: 0.1, max_lr: 1.0"),
                 "optimizer._target_=torch.optim.Adagrad",
