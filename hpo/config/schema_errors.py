@@ -11,6 +11,7 @@ from hpo.config.paths import Keys, join_path, lookup, nearest, show, suggest_nam
 from hpo.config.schema import StudyFile, known_keys, model_of
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
 from hpo.config.schema_study import StudySection
+from hpo.config.schema_types import TARGET, is_import_path
 from hpo.config.yaml_source import COMMA, parse_value, with_point
 from hpo.errors import InputError
 
@@ -36,6 +37,8 @@ _WORDS = {
     "literal_error": "must be {expected}",
 }
 
+#: Keys of `study` that take a name too.
+_NAMED = ("sampler", "pruner", "scheduler")
 #: What YAML reads as a text, and was to be a key and its value.
 _TOGETHER = re.compile(r"(\w+)(:|\s+)(\S+)")
 
@@ -71,20 +74,27 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
         problem, fix = _unknown(keys, owner, item["input"], what, marks)
         return marks.error(problem, keys, value=item["input"], fix=fix)
     words = _WORDS.get(kind, item["msg"]).format(**{"expected": "", **context}).replace("'", "`")
-    if owner is StudySection and words == _WORDS["model_type"]:
+    if owner is StudySection and keys[-1] in _NAMED and words == _WORDS["model_type"]:
         words = "must be a name, or a mapping"
     fix = f"write {_example(owner, keys)}"
     if kind == "literal_error":
         fix = suggest_name(item["input"], re.findall(r"'([^']*)'", context["expected"]), what="choose from")
-    if kind == "dict_type" and keys[0] == "metrics" and isinstance(item["input"], str):
-        fix = f"write `{keys[-1]}: {{_target_: {item['input']}}}`"
-    if len(keys) == 1 and isinstance(item["input"], str):
-        fix = as_mapping(str(keys[0]), item["input"]) or fix
+    if isinstance(item["input"], str):
+        fix = _around(item["input"], kind, keys, fix) or fix
     if is_quoted(item["input"], kind):
         return marks.error(words, keys, value=f'"{item["input"]}"', fix="leave the quotes out")
     if kind == "float_type" and isinstance(item["input"], str) and COMMA.fullmatch(item["input"]):
         words, fix = f"{words}, and holds a comma", with_point(keys[-1], item["input"])
     return marks.error(words, keys, value=item["input"], fix=fix)
+
+
+def _around(text: str, kind: str, keys: Keys, example: str) -> str:
+    """The fix of a text where a mapping of it is wanted; empty where none is."""
+    if kind == "dict_type" and (keys[0] == "metrics" or (is_import_path(text) and TARGET in example)):
+        return f"write `{keys[-1]}: {{_target_: {text}}}`"
+    if keys == ("trainer", "weights"):
+        return f"write `weights: {{path: {text}}}`"
+    return as_mapping(str(keys[0]), text) if len(keys) == 1 else ""
 
 
 def as_mapping(section: str, text: str) -> str:

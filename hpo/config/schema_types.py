@@ -135,12 +135,17 @@ def _limit(value: Any) -> Any:
     return value
 
 
+def is_import_path(value: Any) -> bool:
+    """Whether a value reads as the import path of a class or function."""
+    return isinstance(value, str) and _IMPORT_PATH.fullmatch(value) is not None
+
+
 def with_target(node: dict[str, Any]) -> dict[str, Any]:
     """Refuse a mapping that names no class or function."""
     fix = "write the import path of a class or function, such as `torch.nn.Linear` or `model.MLP`"
     if TARGET not in node:
         raise fail("required key is missing", fix, TARGET)
-    if not isinstance(node[TARGET], str) or not _IMPORT_PATH.fullmatch(node[TARGET]):
+    if not is_import_path(node[TARGET]):
         raise fail("is not an import path", fix, TARGET)
     return node
 
