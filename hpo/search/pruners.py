@@ -50,7 +50,7 @@ def _refuse_scheduler(spec: StudySpec, name: str) -> None:
     from hpo.search.schedulers.by_name import SCHEDULERS  # which knows the pruners
 
     if name in SCHEDULERS and name not in PRUNERS:
-        fix = f"write `scheduler: {name}`, without a pruner"
+        fix = f"give it as the scheduler, such as `scheduler: {name}`, without a pruner"
         raise spec.error("is a scheduler, no pruner", path="study.pruner.name", value=name, fix=fix)
 
 

@@ -35,7 +35,7 @@ def make_scheduler(spec: StudySpec) -> Scheduler:
     kind = SCHEDULERS.get(section.name)
     if kind is None:
         if known_class(section.name, PRUNERS) is not None:
-            fix = f"write `pruner: {section.name}`, without a scheduler"
+            fix = f"give it as the pruner, such as `pruner: {section.name}`, without a scheduler"
             raise spec.error("is a pruner, no scheduler", path=f"{path}.name", value=section.name, fix=fix)
         fix = suggest_name(meant(section.name, SCHEDULERS), tuple(SCHEDULERS))
         raise spec.error("no scheduler has this name", path=f"{path}.name", value=section.name, fix=fix)
