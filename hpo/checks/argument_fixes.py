@@ -14,6 +14,8 @@ from hpo.trial.callbacks import CALLBACKS
 _ALIKE: Final = {"loss": "Loss", "optimizer": "", "lr_scheduler": "LR"}
 _FOLLOWS_STUDY: Final = {"monitor": "study.metric", "mode": "study.direction"}
 _MOST: Final = 3
+#: What other libraries call an argument of torch's.
+_ALSO_CALLED: Final = {"learning_rate": "lr", "lr_rate": "lr", "l2": "weight_decay", "wd": "weight_decay"}
 
 
 def fix_of_argument(
@@ -28,6 +30,8 @@ def fix_of_argument(
         target: The target.
         label: How the study file calls it.
     """
+    called = _ALSO_CALLED.get(name, name)
+    name = called if called in taken else name
     listed = suggest_name(name, taken, what="it takes")
     if section == "callbacks" and label in CALLBACKS and name in CALLBACKS[label].given:
         given = _FOLLOWS_STUDY.get(name)

@@ -79,6 +79,8 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
     fix = f"write {_example(owner, keys)}"
     if kind == "literal_error":
         fix = suggest_name(item["input"], re.findall(r"'([^']*)'", context["expected"]), what="choose from")
+    if kind == "int_type" and isinstance(item["input"], float) and item["input"].is_integer():
+        fix = f"write `{keys[-1]}: {int(item['input'])}`"
     if isinstance(item["input"], str):
         fix = _around(item["input"], kind, keys, fix) or fix
     if is_quoted(item["input"], kind):

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from hpo.config.other_words import translated
 from hpo.config.paths import same, show, suggest_name
 from hpo.config.schema_types import fail
 
@@ -223,6 +224,8 @@ def _known_type(value: Any) -> Any:
     if isinstance(value, str | int | float | list | None):
         fix = "write for example `{type: float, low: 1e-5, high: 0.1}`, in Python `hpo.Float(1e-5, 0.1)`"
         raise fail("must be a mapping", fix)
+    if isinstance(value, dict) and (entry := translated(value)):
+        raise fail("is in another tool's words", f"write `{entry}`")
     if isinstance(value, dict) and "type" not in value:
         for key in (key for key, item in value.items() if isinstance(item, dict) and key != "when"):
             fix = f"a path is one key with dots: join `{key}` to the key above it, as in `optimizer.lr: {{…}}`"

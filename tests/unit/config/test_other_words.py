@@ -1,0 +1,48 @@
+"""Search-space entries in the words of other tools."""
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from hpo.config.other_words import translated
+from hpo.config.schema_space import ParamSpec
+from hpo.config.yaml_source import parse_value
+
+
+@pytest.mark.parametrize(
+    ("entry", "ours"),
+    [
+        ({"min": 1, "max": 3}, "{type: int, low: 1, high: 3}"),
+        ({"min": 1, "max": 3.5}, "{type: float, low: 1, high: 3.5}"),
+        ({"type": "double", "min": 0.0, "max": 1.0}, "{type: float, low: 0.0, high: 1.0}"),
+        ({"values": ["a", True, [1, 2]]}, '{type: categorical, choices: ["a", true, [1, 2]]}'),
+        ({"type": "loguniform", "lower": 1e-5, "upper": 1.0}, "{type: float, low: 1e-05, high: 1.0, log: true}"),
+        ({"type": "lograndint", "low": 1, "high": 64}, "{type: int, low: 1, high: 64, log: true}"),
+        ({"type": "quniform", "low": 0, "high": 1, "q": 0.1}, "{type: float, low: 0, high: 1, step: 0.1}"),
+        ({"type": "int", "min": 1, "max": 9, "when": {"a.b": ["c"]}}, None),
+    ],
+)
+def test_what_is_written_in_its_place_is_valid_and_the_same(entry: dict[str, Any], ours: str | None) -> None:
+    text = translated(entry)
+    assert ours in (text, None)
+    TypeAdapter(ParamSpec).validate_python(parse_value(text))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"type": "float", "low": 0, "high": 1},
+        {"type": "categorical", "choices": [1, 2]},
+        {"type": "float", "low": 0},
+        {"low": 0, "high": 1},
+        {"type": "log_uniform", "min": -9, "max": 0},
+        {"distribution": "normal", "mu": 0, "sigma": 1},
+        {"type": "float", "low": 0, "min": 0, "high": 1},
+        {"min": 1},
+        {"type": ["float"], "min": 0, "max": 1},
+    ],
+)
+def test_what_is_in_our_words_or_in_words_that_say_too_little_is_left(entry: dict[str, Any]) -> None:
+    assert translated(entry) == ""
