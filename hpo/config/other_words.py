@@ -1,11 +1,11 @@
-"""A search-space entry in the words of other tools (W&B sweeps, Ray Tune, older Optuna), in the words here."""
+"""What other tools call what a study file has (W&B sweeps, Ray Tune, older Optuna, Lightning, transformers)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hpo.config.paths import show
+from hpo.config.paths import Keys, show
 
 _KEYS: Final = {
     "min": "low",
@@ -33,6 +33,41 @@ _TYPES: Final = {
     "lograndint": ("int", True),
     "choice": ("categorical", False),
 }
+
+#: Arguments of other trainers, and where a study file has them.
+_OF_TRAINERS: Final = {
+    "epochs": "trainer.max_epochs",
+    "num_epochs": "trainer.max_epochs",
+    "n_epochs": "trainer.max_epochs",
+    "num_train_epochs": "trainer.max_epochs",
+    "check_val_every_n_epoch": "trainer.validate_every",
+    "val_check_interval": "trainer.validate_every",
+    "accelerator": "trainer.device",
+    "amp": "trainer.precision",
+    "fp16": "trainer.precision",
+    "bf16": "trainer.precision",
+    "mixed_precision": "trainer.precision",
+    "train_batch_size": "loader.batch_size",
+    "per_device_train_batch_size": "loader.batch_size",
+    "lr": "optimizer.lr",
+    "learning_rate": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
+    "warmup_steps": "lr_scheduler.warmup",
+    "gradient_clip_val": "callbacks.gradient_clipping.max_norm",
+    "max_grad_norm": "callbacks.gradient_clipping.max_norm",
+    "accumulate_grad_batches": "callbacks.gradient_accumulation.batches",
+    "gradient_accumulation_steps": "callbacks.gradient_accumulation.batches",
+    "num_sanity_val_steps": "callbacks.sanity_validation.batches",
+    "early_stopping": "callbacks.early_stopping",
+    "patience": "callbacks.early_stopping.patience",
+    "enable_checkpointing": "callbacks.checkpoint",
+    "enable_progress_bar": "callbacks.progress_bar",
+}
+
+
+def place_here(keys: Keys) -> str:
+    """Where a study file has what its section ``trainer`` is asked for by another trainer's name; else empty."""
+    return _OF_TRAINERS.get(str(keys[1]), "") if len(keys) == 2 and keys[0] == "trainer" else ""
 
 
 def translated(entry: Mapping[str, Any]) -> str:

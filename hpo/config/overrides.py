@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpo.config.marks import COMMAND_LINE, Marks
+from hpo.config.other_words import place_here
 from hpo.config.paths import (
     MAX_KEY,
     Keys,
@@ -64,7 +65,9 @@ def _dead_end(node: Any, keys: Keys, depth: int) -> tuple[str, str]:
         elsewhere = [
             join_path(place) for place in known_keys() if place[-1] == keys[-1] and depth == len(keys) - 1
         ]
-        if elsewhere and keys[0] not in FREE_SECTIONS:
+        if place := place_here(keys):
+            fix = f"that is `{place}` here"
+        elif elsewhere and keys[0] not in FREE_SECTIONS:
             fix = f"write `{'` or `'.join(elsewhere)}`"
         return "names nothing in the config", fix
     if isinstance(node, list):

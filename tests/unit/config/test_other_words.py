@@ -1,13 +1,16 @@
 """Search-space entries in the words of other tools."""
 
+import inspect
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 
-from hpo.config.other_words import translated
+from hpo.config.other_words import _OF_TRAINERS, place_here, translated
+from hpo.config.schema import known_keys
 from hpo.config.schema_space import ParamSpec
 from hpo.config.yaml_source import parse_value
+from hpo.trial.callbacks import CALLBACKS
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,17 @@ def test_what_is_written_in_its_place_is_valid_and_the_same(entry: dict[str, Any
 )
 def test_what_is_in_our_words_or_in_words_that_say_too_little_is_left(entry: dict[str, Any]) -> None:
     assert translated(entry) == ""
+
+
+@pytest.mark.parametrize("name", _OF_TRAINERS)
+def test_an_argument_of_another_trainer_has_a_place_that_is_there(name: str) -> None:
+    assert ("trainer", name) not in known_keys()
+    section, key, *below = place_here(("trainer", name)).split(".")
+    if section == "callbacks":
+        assert set(below) <= inspect.signature(CALLBACKS[key].offered).parameters.keys()
+    elif section not in ("optimizer", "lr_scheduler"):  # whose keys are those of the classes named there
+        assert (section, key) in known_keys()
+
+
+def test_only_the_section_trainer_is_asked_for_these() -> None:
+    assert place_here(("loader", "lr")) == place_here(("trainer", "max_epochs")) == place_here(("trainer",)) == ""
