@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from hpo.config.file_paths import home
 from hpo.config.paths import join_path
 from hpo.config.schema_space import CategoricalParam
 from hpo.config.space import SearchSpace
@@ -42,7 +43,7 @@ def check_weights(spec: StudySpec, *, search: bool) -> None:
     choices = entry.choices if isinstance(entry, CategoricalParam) else ()
     places = [join_path(("search_space", _WEIGHTS, "choices", at)) for at in range(len(choices))]
     for place, path in zip((_WEIGHTS, *places), (spec.trainer.weights.path, *choices), strict=True):
-        if isinstance(path, str) and not (spec.folder / path).is_file():
-            problem = f"there is no file {spec.folder / path}"
+        if isinstance(path, str) and not (file := spec.folder / home(path)).is_file():
+            problem = f"there is no file {file}"
             fix = "name a file of this model's weights, from the study file's folder, or leave it out"
             raise spec.error(problem, path=place, value=path, fix=fix)

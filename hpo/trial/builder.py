@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from hpo.config.argument_types import refuse_wrong_types
+from hpo.config.file_paths import home
 from hpo.config.paths import join_path
 from hpo.config.schema_metrics import METRIC_KEYS
 from hpo.config.spec import StudySpec
@@ -183,7 +184,7 @@ class Builder:
         if weights["path"] is None:
             return
         try:
-            load_weights(model, self.spec.folder / weights["path"], strict=weights["strict"])
+            load_weights(model, self.spec.folder / home(weights["path"]), strict=weights["strict"])
         except (CheckpointError, ImportError, ValueError) as error:
             fix = "name a file of this model's weights; `strict: false` takes those that fit"
             path = "trainer.weights.path"

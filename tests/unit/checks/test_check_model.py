@@ -77,3 +77,12 @@ def test_a_file_of_weights_that_is_not_there_is_refused_before_anything_runs(
 
 def test_a_file_of_weights_that_is_there_is_not_refused(studies: Studies) -> None:
     check_imports(studies.spec("trainer.weights.path=parts.py"))
+
+
+def test_a_file_of_weights_may_lie_in_the_home_folder(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = studies.spec("trainer.weights.path=~/parts.py")
+    monkeypatch.setenv("HOME", str(spec.folder))
+    check_imports(spec)
+    place = RunPlace(spec.output_dir, "trial-0")
+    with pytest.raises(InputError, match="no readable weights"):  # it has been found
+        Builder(spec).trainer(spec.resolve(), place, seed=1, device=torch.device("cpu"))
