@@ -39,10 +39,11 @@ def own_generators(*holders: Any) -> list[Generator]:
     for _ in range(_DEPTH):
         below: list[Any] = []
         for item in level:
-            if item is None or isinstance(item, _LEAVES) or id(item) in seen or len(seen) > _OBJECTS:
+            kind = type(item)
+            if item is None or issubclass(kind, _LEAVES) or id(item) in seen or len(seen) > _OBJECTS:
                 continue
             seen.add(id(item))
-            if isinstance(item, Generator) and not isinstance(item, random.SystemRandom):
+            if issubclass(kind, Generator) and not issubclass(kind, random.SystemRandom):
                 found.append(item)
             else:
                 below += _held(item)
@@ -58,8 +59,10 @@ def seed_own(generators: Iterable[Generator], *parts: int) -> None:
             generator.manual_seed(seed)
         elif isinstance(generator, np.random.Generator):
             generator.bit_generator.state = type(generator.bit_generator)(seed).state
+        elif isinstance(generator, np.random.RandomState):  # whose own method is of one kind of bits alone
+            generator.set_state(dict(type(generator._bit_generator)(seed).state))  # noqa: SLF001
         else:
-            generator.seed(seed % 2**32)
+            generator.seed(seed)
 
 
 def seeds_of(generators: Iterable[Generator]) -> list[int]:
@@ -81,13 +84,20 @@ def kept_generators(generators: Iterable[Generator]) -> Iterator[None]:
 
 
 def _held(item: Any) -> Iterator[Any]:
-    if isinstance(item, dict):
-        return islice(item.values(), _ENTRIES)
-    if isinstance(item, list | tuple):
-        return islice(item, _ENTRIES)
+    """What an object holds; code of its own is not run, which may open a file or ask a server."""
+    kind = type(item)
+    if issubclass(kind, dict):
+        return islice(dict.values(item), _ENTRIES)
+    if issubclass(kind, list):
+        return islice(list.__iter__(item), _ENTRIES)
+    if issubclass(kind, tuple):
+        return islice(tuple.__iter__(item), _ENTRIES)
+    # It stands for another object, which it may have to make first.
+    if any("__class__" in vars(each) for each in kind.__mro__[:-1]):
+        return iter(())
     try:
-        return islice(vars(item).values(), _ENTRIES)
-    except Exception:  # noqa: BLE001 - it has no attributes, or is a proxy of others, which may raise anything
+        return islice(dict.values(object.__getattribute__(item, "__dict__")), _ENTRIES)
+    except Exception:  # noqa: BLE001 - it has no attributes, or makes them, which may raise anything
         return iter(())
 
 
@@ -104,6 +114,8 @@ def _drawn(generator: Generator) -> int:
 def _state_of(generator: Generator) -> Any:
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 

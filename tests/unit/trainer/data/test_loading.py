@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from tests.unit.trainer.support import (
 )
 from trainer import BatchOptions, Trainer
 from trainer.data.batches import make_batches
-from trainer.data.own_generators import own_generators
+from trainer.data.own_generators import own_generators, seed_own, seeds_of
 from trainer.data.seeding import derive_seed
 
 pytestmark = pytest.mark.full
@@ -268,6 +269,51 @@ def test_generators_are_found_where_they_lie() -> None:
     assert [id(item) for item in own_generators(inside, noise, None)] == [id(item) for item in held]
     others = (torch.default_generator, np.random.mtrand._rand, random._inst, random.SystemRandom())  # type: ignore[attr-defined]
     assert own_generators(SimpleNamespace(others=others)) == []
+
+
+class LazyFile:
+    """Stands for what it opens when it is first looked at."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise OSError("opened")
+
+
+class LazySlots:
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.fail(f"asked for {name}")
+
+
+class LazyDict(dict[str, Any]):
+    def values(self) -> Any:
+        raise OSError("opened")
+
+
+class LazyList(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        raise OSError("opened")
+
+
+def test_the_search_for_generators_runs_none_of_the_code_of_what_is_searched() -> None:
+    noise = Noise()
+    lazy = [LazyFile(), LazySlots(), LazyDict(one=1), LazyList([noise]), weakref.proxy(Noise())]
+    found = own_generators(SimpleNamespace(lazy=lazy))
+    assert [id(item) for item in found] == list(map(id, (noise.plain, noise.numpy, noise.old, noise.torch)))
+
+
+def test_a_random_state_of_any_bits_is_seeded(recwarn: pytest.WarningsRecorder) -> None:
+    generators = [np.random.RandomState(bits(1)) for bits in (np.random.MT19937, np.random.PCG64)]
+    for generator in generators:
+        generator.normal()  # of which it keeps a second one
+        seed_own([generator], 3)
+        drawn = generator.normal()
+        before = seeds_of([generator])
+        seed_own([generator], 3)
+        assert generator.normal() == drawn
+        assert seeds_of([generator]) == before
+    assert not recwarn.list
 
 
 def test_a_data_set_that_loads_batches_itself_does() -> None:
