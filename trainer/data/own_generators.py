@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,10 @@ def _held(item: Any) -> Iterator[Any]:
         return islice(list.__iter__(item), _ENTRIES)
     if issubclass(kind, tuple):
         return islice(tuple.__iter__(item), _ENTRIES)
+    if issubclass(kind, partial):
+        return islice((item.func, *item.args, *item.keywords.values()), _ENTRIES)
+    if issubclass(kind, MethodType):
+        return iter((item.__self__,))
     # It stands for another object, which it may have to make first.
     if any("__class__" in vars(each) for each in kind.__mro__[:-1]):
         return iter(())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,8 +79,12 @@ class NoisyBatches:
         self.noise = Noise()
 
     def __call__(self, samples: list[Any]) -> tuple[Tensor, Tensor]:
-        inputs, targets = zip(*samples, strict=True)
-        return torch.stack([self.noise(each) for each in inputs]), torch.stack(targets)
+        return noisy(samples, self.noise)
+
+
+def noisy(samples: list[Any], noise: Noise) -> tuple[Tensor, Tensor]:
+    inputs, targets = zip(*samples, strict=True)
+    return torch.stack([noise(each) for each in inputs]), torch.stack(targets)
 
 
 class OwnOrder(RandomSampler):
@@ -215,11 +220,23 @@ def test_what_workers_draw_does_not_depend_on_how_many_they_are() -> None:
         (OwnNoise, {"num_workers": 2}),
         (OwnNoise, {"num_workers": 2, "persistent_workers": True}),
         (lambda: regression(), {"num_workers": 1, "collate_fn": NoisyBatches}),
+        (lambda: regression(), {"collate_fn": lambda: NoisyBatches().__call__}),
+        (lambda: regression(), {"collate_fn": lambda: partial(noisy, noise=Noise())}),
         (lambda: DataLoader(OwnNoise(), 4, shuffle=True), {}),
         (lambda: DataLoader(OwnNoise(), 4, num_workers=1), {}),
         (lambda: DataLoader(regression(), 4, sampler=OwnOrder()), {}),
     ],
-    ids=["data set", "workers", "persistent", "collate_fn", "loader", "loader's workers", "sampler"],
+    ids=[
+        "data set",
+        "workers",
+        "persistent",
+        "collate_fn",
+        "method",
+        "partial",
+        "loader",
+        "loader's workers",
+        "sampler",
+    ],
 )
 def test_a_run_resumes_to_the_bit_with_generators_that_the_data_hold(at: int, data: Any, options: Any) -> None:
     def fitted(*callbacks: Any, checkpoint: Any = None) -> Trainer:
