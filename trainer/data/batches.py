@@ -22,7 +22,7 @@ from torch.utils.data import (
 from trainer.data.loading import SeededBatches, loader_of
 from trainer.data.moving import holds_objects, map_tensors, tensors_in, to_device
 from trainer.data.options import BatchOptions
-from trainer.data.own_generators import kept_generators, own_generators, seed_own
+from trainer.data.own_generators import kept_generators, own_generators, seed_own, seeds_of
 from trainer.data.seeding import derive_seed
 from trainer.data.shard import Rows, Shard, check_sharded, is_batches, samplers_of, warn_of_repeats
 
@@ -258,8 +258,13 @@ class EvaluatedLoader(LoaderBatches):
     def _set_epoch(self, epoch: int) -> None:
         """The epochs are those of training."""
 
-    def _seed_own(self, epoch: int) -> None:
-        """What is drawn follows from the data's own seed: so it is the same each time, and in all trials."""
+    def _seed_own(self, epoch: int) -> None:  # noqa: ARG002 - what is evaluated is the same in all
+        """What is drawn follows from the data's own seed: so it is the same each time, and in all trials.
+
+        Workers learn where the generators stand now: training draws from those that it shares with a validation.
+        """
+        if isinstance(self._loader.batch_sampler, SeededBatches) and self._loader.num_workers:
+            self._loader.batch_sampler.own_seeds = seeds_of(self._own())
 
 
 def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import islice
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from trainer.data.options import BatchOptions
-from trainer.data.own_generators import Generator, own_generators, seed_own, seeds_of
+from trainer.data.own_generators import Generator, own_generators, seed_own
 from trainer.data.random_state import seed_all
 from trainer.data.seeding import derive_seed
 from trainer.data.shard import Shard
@@ -37,6 +37,8 @@ class Indices(list[int]):
     place: tuple[int, int] = (0, 0)
     #: The pass of training; None where the batch is evaluated.
     epoch: int | None = None
+    #: Where the generators stand that the data hold, at the begin of a pass that is evaluated.
+    own_seeds: Sequence[int] = ()
 
 
 class SeededBatches(BatchSampler):
@@ -50,12 +52,14 @@ class SeededBatches(BatchSampler):
 
     Attributes:
         offset: Samples at the beginning of the next pass that are left out.
+        own_seeds: See `Indices`.
     """
 
     def __init__(self, sampler: Sampler[int], batch_size: int, *, drop_last: bool, shard: Shard | None) -> None:
         super().__init__(sampler, batch_size, drop_last)
         self._shard = shard
         self.offset = 0
+        self.own_seeds: Sequence[int] = ()
         self._epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -71,7 +75,7 @@ class SeededBatches(BatchSampler):
             if self._shard is not None:
                 span = self._shard.of_batch(0, len(rows))
                 own, first = Indices(rows[span.start : span.stop]), first + span.start
-            own.place, own.epoch = (self._epoch or 0, first), self._epoch
+            own.place, own.epoch, own.own_seeds = (self._epoch or 0, first), self._epoch, self.own_seeds
             yield own
 
 
@@ -91,8 +95,7 @@ class SeededData(Dataset[Any]):
         self._seed = seed
         self._collate_fn = collate_fn
         self._epoch: int | None = None
-        self._own: list[Generator] | None = None  # those of a worker, and where they stood
-        self._own_seeds: list[int] = []
+        self._own: list[Generator] | None = None  # those of a worker
 
     def set_epoch(self, epoch: int) -> None:
         """Which pass comes next, for data that ask for it."""
@@ -110,7 +113,7 @@ class SeededData(Dataset[Any]):
         return getattr(self._data, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in {"_data", "_seed", "_collate_fn", "_epoch", "_own", "_own_seeds"}:
+        if name in {"_data", "_seed", "_collate_fn", "_epoch", "_own"}:
             super().__setattr__(name, value)
         else:
             setattr(self._data, name, value)
@@ -130,9 +133,8 @@ class SeededData(Dataset[Any]):
     def _seed_own(self, rows: Indices) -> None:
         if self._own is None:
             self._own = own_generators(self._data, self._collate_fn)
-            self._own_seeds = seeds_of(self._own)
         # What is evaluated is the same for all seeds of a run, as it is without workers.
-        seed_own(self._own, *([self._seed] if rows.epoch is not None else self._own_seeds), *rows.place)
+        seed_own(self._own, *([self._seed] if rows.epoch is not None else rows.own_seeds), *rows.place)
 
 
 def loader_of(
