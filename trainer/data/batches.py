@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -142,7 +143,8 @@ class LoaderBatches:
         loader: The DataLoader; with a shard it is one of `loader_of`, or shards itself.
         device: Where the batches are to lie.
         seed: Seed of the order.
-        shard: Which part of each batch is this process's, of several.
+        shard: Which part of each batch is this process's, of several; of a loader that shards itself which process
+            this is.
     """
 
     def __init__(
@@ -226,8 +228,14 @@ class LoaderBatches:
                 each.set_epoch(epoch)
 
     def _seed_own(self, epoch: int) -> None:
+        """Of several processes each draws other numbers for its samples, and all draw the same order."""
         rank = () if self._shard is None or not self._shard.rank else (self._shard.rank,)
-        seed_own(self._own(), self._seed, epoch, *rank)
+        data, own = self._loader.dataset, self._own()
+        # Iterable data make the order themselves, of which each process may take every so many.
+        holders = () if isinstance(data, IterableDataset) else (data, self._loader.collate_fn)
+        of_samples = {id(generator) for generator in own_generators(*holders)}
+        seed_own([each for each in own if id(each) in of_samples], self._seed, epoch, *rank)
+        seed_own([each for each in own if id(each) not in of_samples], self._seed, _ORDER_STREAM, epoch)
 
     def _own(self) -> list[Any]:
         """The generators that data set, samplers and collate function hold, but for those of the order."""
@@ -326,7 +334,7 @@ def make_batches(
                 "that resumes trains on other ones if the data draw any: hand over its Dataset, with "
                 "persistent_workers as an option of the loader section, or of BatchOptions"
             )
-        return kind(data, device, seed=seed)
+        return kind(data, device, seed=seed, shard=shard)
     if is_batches(data):
         return data  # type: ignore[return-value]
     if isinstance(data, tuple) and data and all(isinstance(item, Tensor) for item in data):

@@ -1,5 +1,9 @@
 """Each sample of each batch belongs to one process, whatever their numbers."""
 
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -131,3 +135,71 @@ class TestDataThatNobodyCanDeal:
 
     def test_what_says_that_it_is_sharded_is_taken(self) -> None:
         self.make(OwnPart())
+
+
+class Noisy(Items):
+    """Draws from a generator of its own for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(6))
+        self.generator = random.Random(1)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.generator.random()
+
+
+class OwnOrder(DistributedSampler[Any]):
+    """Draws an order from a generator of its own, and takes every second place of it."""
+
+    def __init__(self, data: Any, rank: int) -> None:
+        super().__init__(data, num_replicas=2, rank=rank)
+        self.draws = random.Random(1)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.draws.sample(range(6), 6)[self.rank :: 2])
+
+
+class OwnStream(IterableDataset):
+    """Draws its order from a generator of its own, and has every second place of it."""
+
+    sharded = True
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.draws = rank, random.Random(1)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.draws.sample(range(6), 6)[self.rank :: 2])
+
+    def __len__(self) -> int:
+        return 3
+
+
+class TestGeneratorsThatTheDataHold:
+    def both(self, data_of: Callable[[int], Any]) -> list[list[float]]:
+        """What each of two processes gets."""
+        made = (
+            make_batches(
+                data_of(rank), BatchOptions(batch_size=2), CPU, train=True, shard=Shard(rank, 2, TrainState(1))
+            )
+            for rank in range(2)
+        )
+        return [[float(batch) for batch in each.epoch(0)] for each in made]
+
+    @pytest.mark.parametrize("ready", [False, True])
+    def test_each_process_draws_other_numbers_for_its_samples(self, ready: bool) -> None:
+        def data(rank: int) -> Any:
+            items = Noisy()
+            return DataLoader(items, sampler=DistributedSampler(items, 2, rank)) if ready else items
+
+        one, other = self.both(data)
+        assert len({*one, *other}) == 6
+
+    @pytest.mark.parametrize("kind", ["sampler", "stream"])
+    def test_all_draw_the_same_order(self, kind: str) -> None:
+        def data(rank: int) -> Any:
+            if kind == "sampler":
+                return DataLoader(Items(torch.arange(6)), sampler=OwnOrder(range(6), rank))
+            return DataLoader(OwnStream(rank))
+
+        one, other = self.both(data)
+        assert sorted(one + other) == [0, 1, 2, 3, 4, 5]
