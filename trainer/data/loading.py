@@ -29,6 +29,8 @@ from trainer.data.shard import Shard
 _WORKER_STREAM = 0x30AD
 # And what they draw for an evaluation apart from what they draw for training.
 _EVALUATION_STREAM = 0xE7A1
+# How the names of SeededData's own attributes begin, as Python writes them; no data set has such names.
+_SEEDED = "_SeededData__"
 
 
 class Indices(list[int]):
@@ -91,50 +93,50 @@ class SeededData(Dataset[Any]):
     """
 
     def __init__(self, data: Any, seed: int, collate_fn: Any) -> None:
-        self._data = data
-        self._seed = seed
-        self._collate_fn = collate_fn
-        self._epoch: int | None = None
-        self._own: list[Generator] | None = None  # those of a worker
+        self.__data = data
+        self.__seed = seed
+        self.__collate_fn = collate_fn
+        self.__epoch: int | None = None
+        self.__own: list[Generator] | None = None  # those of a worker
 
     def set_epoch(self, epoch: int) -> None:
         """Which pass comes next, for data that ask for it."""
-        self._epoch = epoch
-        if hasattr(self._data, "set_epoch"):
-            self._data.set_epoch(epoch)
+        self.__epoch = epoch
+        if hasattr(self.__data, "set_epoch"):
+            self.__data.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self._data)
+        return len(self.__data)
 
     def __getattr__(self, name: str) -> Any:
         # Unpickling asks before there is a data set; and pickling is not to find how the data set is pickled.
-        if name == "_data" or name.startswith("__"):
+        if name.startswith((_SEEDED, "__")):
             raise AttributeError(name)
-        return getattr(self._data, name)
+        return getattr(self.__data, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in {"_data", "_seed", "_collate_fn", "_epoch", "_own"}:
+        if name.startswith(_SEEDED):
             super().__setattr__(name, value)
         else:
-            setattr(self._data, name, value)
+            setattr(self.__data, name, value)
 
     def __getitems__(self, rows: Indices) -> list[Any]:
         """The samples of a batch; torch's fetcher prefers this method."""
         if get_worker_info() is not None:
-            if rows.epoch is not None and rows.epoch != self._epoch:  # the worker lives on from the pass before
+            if rows.epoch is not None and rows.epoch != self.__epoch:  # the worker lives on from the pass before
                 self.set_epoch(rows.epoch)
             stream = _EVALUATION_STREAM if rows.epoch is None else _WORKER_STREAM
-            seed_all(derive_seed(self._seed, stream, *rows.place))
+            seed_all(derive_seed(self.__seed, stream, *rows.place))
             self._seed_own(rows)
-        together = getattr(self._data, "__getitems__", None)
-        samples: list[Any] = [self._data[row] for row in rows] if together is None else together(rows)
+        together = getattr(self.__data, "__getitems__", None)
+        samples: list[Any] = [self.__data[row] for row in rows] if together is None else together(rows)
         return samples
 
     def _seed_own(self, rows: Indices) -> None:
-        if self._own is None:
-            self._own = own_generators(self._data, self._collate_fn)
+        if self.__own is None:
+            self.__own = own_generators(self.__data, self.__collate_fn)
         # What is evaluated is the same for all seeds of a run, as it is without workers.
-        seed_own(self._own, *([self._seed] if rows.epoch is not None else rows.own_seeds), *rows.place)
+        seed_own(self.__own, *([self.__seed] if rows.epoch is not None else rows.own_seeds), *rows.place)
 
 
 def loader_of(

@@ -156,6 +156,29 @@ def opened_by_attribute(worker: int) -> None:
     info.dataset.is_open = True  # type: ignore[attr-defined]
 
 
+class Connected(OfPass):
+    """Has attributes that many data sets have."""
+
+    def __init__(self) -> None:
+        super().__init__(is_open=True)
+        self._data, self._seed, self._epoch, self._own, self._collate_fn = 5 * ["given"]
+
+    def __getitem__(self, index: int) -> int:
+        assert {self._data, self._seed, self._epoch, self._own, self._collate_fn} == {"connected"}
+        return super().__getitem__(index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
+
+
+def connected(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    for name in ("_data", "_seed", "_epoch", "_own", "_collate_fn"):
+        assert getattr(info.dataset, name) == "given"
+        setattr(info.dataset, name, "connected")
+
+
 class Watched(OfPass):
     """Keeps the epochs that it was set to."""
 
@@ -461,13 +484,15 @@ def test_workers_that_live_on_know_the_pass() -> None:
     batches.close()
 
 
-@pytest.mark.parametrize("open_it", [opened, opened_by_attribute])
+@pytest.mark.parametrize(
+    ("data", "open_it"), [(OfPass, opened), (OfPass, opened_by_attribute), (Connected, connected)]
+)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_finds_and_sets_what_the_data_set_has(method: str, open_it: Any) -> None:
+def test_a_worker_finds_and_sets_what_the_data_set_has(method: str, data: Any, open_it: Any) -> None:
     options = BatchOptions(
         batch_size=2, shuffle=False, num_workers=1, worker_init_fn=open_it, multiprocessing_context=method
     )
-    assert drawn(make_batches(OfPass(), options, CPU, train=True), 1) == [10, 11, 12, 13]
+    assert drawn(make_batches(data(), options, CPU, train=True), 1) == [10, 11, 12, 13]
 
 
 def test_what_a_data_set_has_not_is_said_in_its_own_words() -> None:
