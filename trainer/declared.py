@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from trainer.callback import Callback
 from trainer.events import EVENTS
@@ -154,6 +155,17 @@ def _attribute(node: ast.expr, own: str) -> Iterator[str]:
 
 def _is_name(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
+
+
+def warn_of_workers(data: Any, callbacks: Iterable[Callback]) -> None:
+    """Warn of a ready DataLoader that draws on from pass to pass, where a run could resume from a checkpoint."""
+    persistent = isinstance(data, DataLoader) and data.persistent_workers
+    if persistent and any(callback.saves for callback in callbacks):
+        logger.warning(
+            "the DataLoader's persistent workers continue their random numbers from pass to pass, so a run that "
+            "resumes trains on other ones if the data draw any: hand over its Dataset, with persistent_workers as "
+            "an option of the loader section, or of BatchOptions"
+        )
 
 
 class UndeclaredState:

@@ -21,7 +21,7 @@ from trainer.data.options import BatchOptions
 from trainer.data.plan import Plan
 from trainer.data.random_state import kept_rng, rng_state
 from trainer.data.stream import TrainStream
-from trainer.declared import UndeclaredState
+from trainer.declared import UndeclaredState, warn_of_workers
 from trainer.deterministic import DeterministicMode
 from trainer.distributed.by_strategy import group_of_process
 from trainer.distributed.callbacks import callbacks_of
@@ -269,6 +269,7 @@ class Trainer:
             self.state.stop_reason = ended_for
         self.state.stop_now = self.state.failed = False
         self._hooks = self.callbacks.resolve()
+        warn_of_workers(train, self.callbacks.callbacks)
         self._ready(training=True)
         errors: list[BaseException] = []
         attempt(errors, self._train, stream)

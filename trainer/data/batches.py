@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any, Protocol
@@ -26,8 +25,6 @@ from trainer.data.options import BatchOptions
 from trainer.data.own_generators import kept_generators, own_generators, seed_own, seeds_of
 from trainer.data.seeding import derive_seed
 from trainer.data.shard import Rows, Shard, check_sharded, is_batches, samplers_of, warn_of_repeats
-
-logger = logging.getLogger(__name__)
 
 # Beyond this size a shuffled copy of the data is not made; each batch is gathered on its own.
 _COPY_LIMIT = 2**30
@@ -328,12 +325,6 @@ def make_batches(
     if isinstance(data, DataLoader):
         if shard is not None and not train:
             warn_of_repeats(data)
-        if train and data.persistent_workers:
-            logger.warning(
-                "the DataLoader's persistent workers continue their random numbers from pass to pass, so a run "
-                "that resumes trains on other ones if the data draw any: hand over its Dataset, with "
-                "persistent_workers as an option of the loader section, or of BatchOptions"
-            )
         return kind(data, device, seed=seed, shard=shard)
     if is_batches(data):
         return data  # type: ignore[return-value]

@@ -6,6 +6,7 @@ import random
 import weakref
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.unit.trainer.support import (
     through_file,
 )
 from trainer import BatchOptions, Trainer
+from trainer.callbacks import Checkpoint
 from trainer.data.batches import make_batches
 from trainer.data.own_generators import own_generators, seed_own, seeds_of
 from trainer.data.seeding import derive_seed
@@ -408,13 +410,13 @@ def test_persistent_workers_of_iterable_data_are_refused() -> None:
         train(data=Stream(), persistent_workers=True)
 
 
-@pytest.mark.parametrize(("persistent", "is_trained"), [(True, True), (True, False), (False, True)])
-def test_persistent_workers_of_a_loader_that_is_trained_on_are_warned_about(
-    persistent: bool, is_trained: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("persistent", "saves"), [(True, True), (True, False), (False, True)])
+def test_persistent_workers_of_a_loader_that_is_trained_on_are_warned_about_where_a_run_could_resume(
+    persistent: bool, saves: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader: Any = DataLoader(Augmented(), 4, num_workers=1, persistent_workers=persistent)
-    make_batches(loader, BatchOptions(), CPU, train=is_trained)
-    assert ("persistent workers continue their random numbers" in caplog.text) == (persistent and is_trained)
+    loader = DataLoader(Augmented(), 4, num_workers=1, persistent_workers=persistent)
+    make_trainer([Checkpoint(tmp_path)] if saves else [], max_epochs=1).fit(loader, loader)
+    assert caplog.text.count("persistent workers continue their random numbers") == (persistent and saves)
 
 
 def test_persistent_workers_of_a_loader_that_is_validated_too_stay_with_their_pass() -> None:
