@@ -26,7 +26,7 @@ from hpo.report.markup import (
 from hpo.report.snapshot import LARGEST_DRAWN
 from hpo.search.auto_sampler import ChosenSampler
 from hpo.study.outcome import UNFINISHED
-from hpo.study.ranking import is_feasible, is_outside
+from hpo.study.ranking import is_feasible, is_outside, is_ranked
 from hpo.study.thinning import evenly
 from hpo.study.widened import said
 from hpo.wording import count_of, listed, shown, study_progress
@@ -83,7 +83,8 @@ def history_section(report: StudyReport) -> Section:
     title = "Values by trial" if report.several else "Best value so far"
     kept = report.complete_sample
     if not kept:
-        return Section("history", title, note("No trial is complete yet.") + _leaders(report))
+        why = "No trial is complete yet." + _undrawn_best(report)
+        return Section("history", title, note(why) + _leaders(report))
     drawn = by_metric(
         (
             metric,
@@ -91,11 +92,19 @@ def history_section(report: StudyReport) -> Section:
         )
         for place, metric in enumerate(report.goals)
     )
-    remark = "Complete trials by number; one that diverged has no value."
+    remark = "Complete trials by number; one that diverged has no value." + _undrawn_best(report)
     if any(not is_feasible(trial) for trial in kept):
         remark += " Diamonds are trials outside the bounds, which are never the best."
     remark += sampled(kept, report.complete)
     return Section("history", title, drawn + note(remark) + _leaders(report))
+
+
+def _undrawn_best(report: StudyReport) -> str:
+    """Where a scheduler has paused the best trial, which is no point then, that the line ends above it."""
+    if report.several or not report.best or is_ranked(report.best[0]):
+        return ""
+    best = report.best[0]
+    return f" The best, trial {best.number} with {shown(best.values[0])}, is no point here: it is not complete."
 
 
 def _leaders(report: StudyReport) -> Markup:
