@@ -46,7 +46,8 @@ def importances(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -
     """
     complete = [trial for trial in trials if is_ranked(trial)]
     if len(complete) < _FEWEST:
-        return Importances(missing=f"it takes {_FEWEST} complete trials; there are {len(complete)}")
+        verb = "is" if len(complete) == 1 else "are"
+        return Importances(missing=f"it takes {_FEWEST} complete trials; there {verb} {len(complete)}")
     # A range may differ between trials.
     searched = {name for trial in complete for name, each in trial.distributions.items() if not each.single()}
     if len(searched) < _FEWEST:

@@ -237,8 +237,8 @@ def test_of_a_trial_and_its_forks_the_best_one_counts_for_importances() -> None:
     assert report.importances == drawn
     assert "Of a trial and its forks the best one counts." in str(importance_section(report).content)
     related = report_of([trials[30], *trials[60:]])
-    assert related.importances.missing == "it takes 2 complete trials; there are 1"
-    assert "there are 1. Of a trial and its forks" in str(importance_section(related).content)
+    assert related.importances.missing == "it takes 2 complete trials; there is 1"
+    assert "there is 1. Of a trial and its forks" in str(importance_section(related).content)
 
 
 def test_importances_say_which_ranges_differ_from_trial_to_trial() -> None:
@@ -262,7 +262,7 @@ def test_importances_of_few_trials_are_doubted() -> None:
     ("trials", "missing"),
     [
         ([], "it takes 2 complete trials; there are 0"),
-        (points(1), "it takes 2 complete trials; there are 1"),
+        (points(1), "it takes 2 complete trials; there is 1"),
         (points(9, only="a"), "it takes several parameters with more than one value"),
         (points(9, alike=True), "the values of the complete trials are all alike"),
     ],

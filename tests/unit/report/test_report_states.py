@@ -122,7 +122,7 @@ BOUND = "study.constraints={parameters: '<= 10'}"
         (all_pruned, (), {"curves", "timeline"}, "3 of 3 ended"),
         (all_failed, (), {"timeline"}, "no reason is stored"),
         (all_diverged, (), {"curves", "timeline"}, "a metric was no finite number any more"),
-        (one, (), ALL, "it takes 2 complete trials; there are 1"),
+        (one, (), ALL, "it takes 2 complete trials; there is 1"),
         (several, (), ALL | {"importance"}, "trial 1, 1"),
         (several, ("study.metric=val_mae", "study.direction=maximize"), ALL | {"importance"}, "trial 2, 3"),
         (imported, (), ALL | {"importance"}, "trial 2, 1"),
