@@ -72,6 +72,8 @@ def status(
     rows += [("goal", data["goal"])] if data["goal"] else []
     sampler = ChosenSampler(**data["sampler"])
     rows += [("sampler", str(sampler))] if sampler.why else []
+    scheduler = spec.study.scheduler
+    rows += [] if scheduler is None else [("scheduler", scheduler.name)]
     rows += _code_rows(data["code"])
     rows += _pruning_rows(data["pruning"])
     rows += [(f"agent {entry['agent']}", _described_agent(entry)) for entry in data["agents"]]

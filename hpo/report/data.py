@@ -56,6 +56,7 @@ class StudyReport:
         work: Every attempt at a trial.
         config: The config that the study was started with, without passwords.
         environment: What it runs on, as stored with it; None where that is not known.
+        scheduler: The name of the study's scheduler; None without one.
         wanted: Metrics that are asked for though most studies have them unasked (`hpo.study.internals`).
         made: When this was read, in UTC.
     """
@@ -72,6 +73,7 @@ class StudyReport:
     environment: Mapping[str, Any] | None
     made: datetime
     widened: Sequence[Mapping[str, Any]] = ()
+    scheduler: str | None = None
     wanted: frozenset[str] = frozenset()
 
     @property
@@ -246,6 +248,7 @@ def study_report(opened: OpenStudy) -> StudyReport:
         environment=environment,
         made=datetime.now(UTC),
         widened=opened.study.user_attrs.get(WIDENED_ATTR, ()),
+        scheduler=None if study.scheduler is None else study.scheduler.name,
         wanted=wanted_metrics(opened.spec),
     )
 

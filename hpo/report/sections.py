@@ -46,6 +46,7 @@ def overview(report: StudyReport) -> Markup:
         ("trials", trials + (f": {ends}" if ends else "")),
         *((name, status[name]) for name in UNFINISHED if status[name]),
         ("sampler", str(ChosenSampler(**status["sampler"]))),
+        *([("scheduler", report.scheduler)] if report.scheduler else []),
         *(("search space", said(entry)) for entry in report.widened),
         *_best_rows(report),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,13 @@ def test_people_see_which_it_is(tmp_path: Path, studies: Studies) -> None:
         assert said in overview(study_report(view))
         path = view.spec.path
     assert said in hpo("status", path, *AUTO).stdout
+
+
+def test_people_see_the_scheduler_beside_it(studies: Studies) -> None:
+    """With `freeze_thaw` it is what draws; the sampler alone would say otherwise."""
+    more = (*AUTO, "study.scheduler=freeze_thaw", "study.pruner=none")
+    with studies.open(*more) as (view,):
+        shown, path = overview(study_report(view)), view.spec.path
+    said = re.compile(r"scheduler\W.*freeze_thaw", re.DOTALL)
+    assert said.search(shown)
+    assert said.search(hpo("status", path, *more).stdout)
