@@ -73,6 +73,8 @@ def pruning_section(report: StudyReport) -> Section:
         rows += [("epochs of a whole trial", found["horizon"]), ("epochs saved, at most", of)]
     if found["alpha"] is not None:
         rows.append(("alpha in force at the last decision", f"{found['alpha']:.2g}"))
+    if not found["audited"] and report.scheduler:  # it stands in the pruner's place, which alone has audits
+        return Section("pruning", "What pruning saved", table(rows))
     if not found["audited"]:
         rows.append(("false-prune rate", "not measured: no audited trial has ended"))
         return Section("pruning", "What pruning saved", table(rows) + note(_NO_AUDIT))

@@ -122,6 +122,15 @@ def test_a_best_trial_that_is_no_point_is_named_beside_the_figure() -> None:
     assert "is no point here" not in Page(page(report_of([paused_at_its_best(0), better]))).text
 
 
+def test_a_pruners_audit_is_not_offered_under_a_scheduler() -> None:
+    """A study file with both is refused."""
+    report = report_of([WHOLE, PAUSED])
+    assert "audit_fraction" in Page(page(report)).text
+    scheduled = Page(page(replace(report, scheduler="asha"))).text
+    assert "What pruning saved" in scheduled
+    assert "audit" not in scheduled
+
+
 def test_without_a_scheduler_there_is_no_such_part() -> None:
     report = report_of([trial_of(0, {"x": 0.5}, {"x": FloatDistribution(0, 1)}, 1.0, curve={1: 1.0})])
     assert "Why each trial trained" not in Page(page(report)).text
