@@ -225,7 +225,8 @@ def _pruner(reader: Reader) -> Findings:
     for key in ("n_warmup_steps", "n_warmup_epochs", "interval_steps", "min_epochs", "min_resource", "patience"):
         given = study.pruner.kwargs.get(key)
         if isinstance(given, int) and given >= epochs > 1:
-            problem = f"nothing is pruned: a trial has {epochs} epochs"
+            # At the last epoch itself a pruner may still end a trial.
+            problem = f"pruning saves no epoch: a trial has {epochs}"
             yield reader.warn(problem, join_path(("study", "pruner", key)), given, f"write less than {epochs}")
 
 

@@ -175,9 +175,21 @@ def scheduler(name: str, arguments: str) -> str:
             "study.pruner.n_startup_trials",
             "none of the 40 trials can be pruned",
         ),
-        (["study.pruner={name: median, n_warmup_steps: 10}"], "study.pruner.n_warmup_steps", "nothing is pruned"),
-        (["study.pruner={name: predicted_loss, min_epochs: 12}"], "study.pruner.min_epochs", "nothing is pruned"),
-        (["study.pruner={name: hyperband, min_resource: 10}"], "study.pruner.min_resource", "nothing is pruned"),
+        (
+            ["study.pruner={name: median, n_warmup_steps: 10}"],
+            "study.pruner.n_warmup_steps",
+            "saves no epoch: a trial has 10",
+        ),
+        (
+            ["study.pruner={name: predicted_loss, min_epochs: 12}"],
+            "study.pruner.min_epochs",
+            "pruning saves no epoch",
+        ),
+        (
+            ["study.pruner={name: hyperband, min_resource: 10}"],
+            "study.pruner.min_resource",
+            "pruning saves no epoch",
+        ),
         (
             ["study.sampler=grid", "search_space={model.hidden: {type: int, low: 2, high: 99}}"],
             "study.n_trials",
