@@ -8,6 +8,7 @@ import pytest
 from hpo.console.lines import Reporter, print_summary
 from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport
+from hpo.trial.resources import Slot
 from tests.support.studies import Studies, ask, take
 
 SMALL_GRID = "search_space={model.hidden: {type: int, low: 3, high: 4}}"
@@ -91,3 +92,12 @@ def test_a_study_that_stops_with_paused_trials_counts_them(
         view.storage.pause(trial._trial_id, 1)
         print_summary(view, "study.yaml", "asked to stop")
     assert capsys.readouterr().out.splitlines()[1] == "1 of 9 epochs, 0 trials finished, 1 paused"
+
+
+def test_a_study_of_one_trial_is_announced_in_the_singular(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more, said in ((("study.n_trials=1",), "1 trial, "), (("study.n_trials=2",), "2 trials, ")):
+        with studies.open(*more, at=said.strip(", ")) as (view,):
+            Reporter(view).begin({"worker-1": Slot("cpu", "cpu", None, 1)})
+        assert f"study tiny: {said}1 worker on cpu" in capsys.readouterr().out
