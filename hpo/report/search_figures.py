@@ -136,6 +136,10 @@ def slices(study: optuna.Study, goals: Mapping[str, Direction], metric: str, par
             drawn.add_trace(_slice_points(some, name, place, texts, beyond=beyond))
     values = [trial.values[place] for trial in trials]
     laid_out(drawn, param, metric, logarithmic=is_logarithmic(values, goals[metric]))
+    found = {trial.params[name] for trial in trials} if not texts else set()
+    if len(found) == 1:  # the axis around a single value would have numbers that the parameter can't take
+        (only,) = found
+        drawn.update_xaxes(tickmode="array", tickvals=[only], ticktext=[f"{only:.6g}"])
     drawn.update_xaxes(title_text=broken(param, _TITLE)).update_yaxes(title_text=broken(metric, _TITLE))
     return drawn.update_layout(margin={"l": 50, "r": 8, "t": 8, "b": 44})
 

@@ -381,6 +381,23 @@ def test_a_space_that_changes_between_trials_is_right_and_said(
     assert {path.stem for path in write_pictures(report, tmp_path)} >= {"slices", "parallel", "importances"}
 
 
+def test_a_slice_of_a_single_value_has_no_other_at_its_axis(small_plotly: None) -> None:
+    """Around 0.076 plotly shows -0.5 to 1: a dropout that is none."""
+    space = {"dropout": FloatDistribution(0.0, 0.5), "lr": FloatDistribution(1e-4, 0.1, log=True)}
+    trials = [
+        trial_of(number, {"dropout": 0.0760578, "lr": 0.01 * (1 + number)}, space, 1.0 + number)
+        for number in range(3)
+    ]
+    figures = Page(page(report_of(trials))).figures
+    axes = {
+        each["title"]["text"]: each
+        for place in range(2)
+        for each in [figures[f"slice-0-{place}"]["layout"]["xaxis"]]
+    }
+    assert (axes["dropout"]["tickvals"], axes["dropout"]["ticktext"]) == ([0.0760578], ["0.0760578"])
+    assert "tickvals" not in axes["lr"]
+
+
 def test_a_slice_over_choices_shows_the_trials_outside_the_bounds(small_plotly: None) -> None:
     choices = CategoricalDistribution(["relu", "tanh"])
     trials = [
