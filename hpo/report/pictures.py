@@ -156,6 +156,7 @@ def _curves(report: StudyReport, pyplot: Any) -> None:
     unique = list({trial.number: trial for trial in reported}.values())
     axes = plots.plot_intermediate_values(snapshot(thinned(unique, MOST_LINES), report.goals, curves=True))
     axes.set(xlabel="epoch", ylabel=report.metric)
+    axes.locator_params(axis="x", integer=True)  # there is no epoch 2.5
     if len(unique) > _MOST_NAMED and (legend := axes.get_legend()) is not None:
         legend.remove()
     pyplot.gcf().set_size_inches(*_SIZE)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -379,6 +380,25 @@ def test_a_space_that_changes_between_trials_is_right_and_said(
     lines = [each["y"] for each in shown.figures["parallel-0"]["data"] if each.get("mode") == "lines"]
     assert {len(line) for line in lines} == {6}, "every trial passes every axis"
     assert {path.stem for path in write_pictures(report, tmp_path)} >= {"slices", "parallel", "importances"}
+
+
+def test_the_picture_of_the_curves_counts_whole_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    ticks: list[float] = []
+
+    def looked_at(found: Any, path: Path) -> Path:
+        ticks.extend(found.gcf().axes[0].get_xticks())
+        found.close("all")
+        return path
+
+    monkeypatch.setattr("hpo.report.pictures._saved", looked_at)
+    curve = {epoch: 1 / epoch for epoch in range(1, 21)}
+    report = report_of([trial_of(0, {"x": 0.5}, {"x": FloatDistribution(0, 1)}, 0.05, curve=curve)])
+    monkeypatch.setattr("hpo.report.pictures._of_metric", lambda *_: [])
+    write_pictures(report, tmp_path)
+    assert ticks
+    assert all(tick == int(tick) for tick in ticks)
+    assert not pyplot.get_fignums()
 
 
 def test_a_slice_of_a_single_value_has_no_other_at_its_axis(small_plotly: None) -> None:
