@@ -89,7 +89,8 @@ class NaNDetection(Callback):
         state = trainer.state
         bad = [name for name in self.metrics if not math.isfinite(state.metrics.get(name, 0.0))]
         if bad:
-            logger.warning("epoch %d: %s is not finite: diverged", state.epoch, ", ".join(bad))
+            verb = "is" if len(bad) == 1 else "are"
+            logger.warning("epoch %d: %s %s not finite: diverged", state.epoch, ", ".join(bad), verb)
             state.stop(DIVERGED)
 
     def _ask(self, trainer: TrainerView) -> list[_Question]:

@@ -70,6 +70,14 @@ class TestNaNDetection:
         late = run_scripted([NaNDetection(), EarlyStopping(patience=1)], [math.nan])
         assert early.state.stop_reason == late.state.stop_reason == "diverged"
 
+    def test_metrics_that_diverge_together_are_named_in_the_plural(self, caplog: pytest.LogCaptureFixture) -> None:
+        both = At("on_epoch_end", lambda t: t.state.metrics.update(a=math.nan, b=math.nan), priority=1)
+        with caplog.at_level(logging.WARNING):
+            run_scripted([NaNDetection(["a", "b"]), both], [1.0])
+            run_scripted([NaNDetection(["a"]), both], [1.0])
+        assert "epoch 1: a, b are not finite: diverged" in caplog.text
+        assert "epoch 1: a is not finite: diverged" in caplog.text
+
     def test_a_run_that_really_diverges_is_noticed(self, caplog: pytest.LogCaptureFixture) -> None:
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e6)
