@@ -36,9 +36,6 @@ _TYPES: Final = {
 
 #: Arguments of other trainers, and where a study file has them.
 _OF_TRAINERS: Final = {
-    "epochs": "trainer.max_epochs",
-    "num_epochs": "trainer.max_epochs",
-    "n_epochs": "trainer.max_epochs",
     "num_train_epochs": "trainer.max_epochs",
     "check_val_every_n_epoch": "trainer.validate_every",
     "val_check_interval": "trainer.validate_every",

@@ -12,6 +12,7 @@ from hpo.config.paths import (
     assign,
     join_path,
     list_index,
+    nearest,
     show,
     split_path,
     suggest_name,
@@ -67,12 +68,18 @@ def _dead_end(node: Any, keys: Keys, depth: int) -> tuple[str, str]:
         ]
         if place := place_here(keys):
             fix = f"that is `{place}` here"
-        elif elsewhere and keys[0] not in FREE_SECTIONS:
+        elif elsewhere and keys[0] not in FREE_SECTIONS and not _is_within(str(keys[-1]), node):
             fix = f"write `{'` or `'.join(elsewhere)}`"
         return "names nothing in the config", fix
     if isinstance(node, list):
         return f"names nothing: `{above}` is a list of {len(node)}", "write a position from 0, as in `[0]`"
     return f"names nothing: `{above}` holds a plain value", f"end the path at `{above}`"
+
+
+def _is_within(name: str, node: dict[str, Any]) -> bool:
+    """Whether a name is part of the nearest key that is there, which is meant rather than one elsewhere."""
+    near = nearest(name, list(node))
+    return near is not None and name in near
 
 
 def apply_override(raw: dict[str, Any], marks: Marks, text: str) -> tuple[dict[str, Any], Marks]:

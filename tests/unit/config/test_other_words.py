@@ -1,6 +1,7 @@
 """Search-space entries in the words of other tools."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from pydantic import TypeAdapter
 from hpo.config.other_words import _OF_TRAINERS, place_here, translated
 from hpo.config.schema import known_keys
 from hpo.config.schema_space import ParamSpec
+from hpo.config.spec import load_spec
 from hpo.config.yaml_source import parse_value
+from hpo.errors import InputError
 from hpo.trial.callbacks import CALLBACKS
+from tests.support.commands import make_study
 
 
 @pytest.mark.parametrize(
@@ -63,3 +67,13 @@ def test_an_argument_of_another_trainer_has_a_place_that_is_there(name: str) -> 
 
 def test_only_the_section_trainer_is_asked_for_these() -> None:
     assert place_here(("loader", "lr")) == place_here(("trainer", "max_epochs")) == place_here(("trainer",)) == ""
+
+
+def test_a_key_of_the_same_section_is_meant_rather_than_one_elsewhere(tmp_path: Path) -> None:
+    spec = load_spec(make_study(tmp_path))
+    with pytest.raises(InputError, match="names nothing") as refused:
+        load_spec(spec.path, ["trainer.epochs=3"])
+    assert refused.value.fix.startswith("did you mean `trainer.max_epochs`?")
+    with pytest.raises(InputError, match="names nothing") as refused:
+        load_spec(spec.path, ["trainer.patience=3"])
+    assert refused.value.fix == "that is `callbacks.early_stopping.patience` here"
