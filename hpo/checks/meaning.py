@@ -14,6 +14,7 @@ from hpo.checks.schedules import SCHEDULES
 from hpo.checks.wandb_login import check_wandb
 from hpo.config.paths import join_path, lookup, show, split_path
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec, numbers_of
+from hpo.config.schema_study import AUTO
 from hpo.config.several import is_several
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
@@ -193,6 +194,12 @@ def _is_seed(name: str) -> bool:
 
 def _sampler(reader: Reader) -> Findings:
     study = reader.spec.study
+    if study.scheduler is not None and study.scheduler.name == "freeze_thaw":
+        if study.sampler.name != AUTO:
+            problem = "draws no trial: freeze_thaw proposes them itself"
+            fix = "leave the sampler's name out, or name the scheduler `asha`, which asks the sampler"
+            yield reader.warn(problem, "study.sampler.name", study.sampler.name, fix)
+        return
     which = "the only trial is" if study.n_trials == 1 else f"all {study.n_trials} trials are"
     yield from _startup(reader, "sampler", SAMPLERS, f"{which} drawn at random")
     if known_class(study.sampler.name, SAMPLERS) not in _GRIDS or reader.spec.where:

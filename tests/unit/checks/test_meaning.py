@@ -28,6 +28,8 @@ search_space:
   model.hidden: {type: int, low: 2, high: 8}
 """
 
+FREEZE_THAW = "study.scheduler=freeze_thaw"
+
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -56,6 +58,7 @@ def scheduler(name: str, arguments: str) -> str:
             "trials train one after another",
         ),
         (["run.agents=2..8"], "run.agents", "no engine places agents"),
+        ([FREEZE_THAW, "study.sampler.name=grid"], "study.sampler.name", "freeze_thaw proposes them itself"),
         (["run.resources.memory=16GiB"], "run.resources", "no engine places agents"),
         (["run.trial_memory=1KB"], "run.trial_memory", "torch alone takes more"),
         (
@@ -249,6 +252,8 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
     "overrides",
     [
         [],
+        [FREEZE_THAW, "study.sampler={seed: 3}"],
+        ["study.scheduler=asha", "study.sampler.name=random"],
         ["optimizer.lr=0.02", "study.baseline=true"],
         ["callbacks={early_stopping: {monitor: val_accuracy, mode: max, patience: 3}}"],
         ["callbacks={early_stopping: {monitor: val_loss, patience: 3}}"],
