@@ -14,7 +14,6 @@ from hpo.checks.schedules import SCHEDULES
 from hpo.checks.wandb_login import check_wandb
 from hpo.config.paths import join_path, lookup, show, split_path
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec, numbers_of
-from hpo.config.schema_study import AUTO
 from hpo.config.several import is_several
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
@@ -42,6 +41,8 @@ _DECADES: Final = 1000
 _LEAST_MEMORY: Final = 64 * 2**20
 #: Samplers that go through every point.
 _GRIDS: Final = (SAMPLERS["grid"], SAMPLERS["brute_force"])
+#: Samplers that are named for the points that they draw, not for how well they search.
+_CHOSEN_FOR_POINTS: Final = (*_GRIDS, SAMPLERS["partial_fixed"])
 #: Ends of names of metrics that are better when larger, and when smaller.
 _LARGER: Final = ("accuracy", "auc", "auroc", "f1", "iou", "dice", "precision", "recall", "r2", "bleu")
 _SMALLER: Final = ("loss", "error", "mae", "mse", "rmse", "perplexity")
@@ -195,7 +196,7 @@ def _is_seed(name: str) -> bool:
 def _sampler(reader: Reader) -> Findings:
     study = reader.spec.study
     if study.scheduler is not None and study.scheduler.name == "freeze_thaw":
-        if study.sampler.name != AUTO:
+        if known_class(study.sampler.name, SAMPLERS) in _CHOSEN_FOR_POINTS:
             problem = "draws no trial: freeze_thaw proposes them itself"
             fix = "leave the sampler's name out, or name the scheduler `asha`, which asks the sampler"
             yield reader.warn(problem, "study.sampler.name", study.sampler.name, fix)

@@ -252,8 +252,7 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
     "overrides",
     [
         [],
-        [FREEZE_THAW, "study.sampler={seed: 3}"],
-        ["study.scheduler=asha", "study.sampler.name=random"],
+        [FREEZE_THAW, "study.sampler={name: random, seed: 3}"],
         ["optimizer.lr=0.02", "study.baseline=true"],
         ["callbacks={early_stopping: {monitor: val_accuracy, mode: max, patience: 3}}"],
         ["callbacks={early_stopping: {monitor: val_loss, patience: 3}}"],
