@@ -39,7 +39,8 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
 
     ``brief`` leaves out ``metrics``, and of ``internals`` all but who ran it: a table of trials needs no more.
 
-    ``params`` are as the study file has them, lists and mappings among them. ``metrics`` are those of its best
+    ``params`` are as the study file has them, lists and mappings among them; of a trial that waits in the queue
+    those that it was queued with, the others are drawn when it starts. ``metrics`` are those of its best
     epoch that a person asked for (`hpo.study.internals.parted_metrics`), empty before there is one. The traceback
     is that of a failed trial, None for any other; the reason is that of a failed one, of one that was paused when
     the study ended or a fork took its place, of one that a pruner pruned or, to audit itself, let run on, of one
@@ -65,7 +66,7 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
             "outcome": outcome_of(trial),
             "value": finite(trial_value(opened, trial)),
             **_values(opened, trial),
-            "params": opened.spec.values(trial.params),
+            "params": opened.spec.values(_params(opened, trial)),
             **({} if brief else {"metrics": parted_metrics(opened.spec, _metrics(trial))[0]}),
             "epochs": epochs_reached(trial),
             "duration_s": _took(trial, attempts[id_of_trial(trial)]),
@@ -77,6 +78,12 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
         }
         for trial in trials
     ]
+
+
+def _params(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
+    if trial.state != TrialState.WAITING:
+        return trial.params
+    return queued_with(opened.space, trial) | trial.params
 
 
 def _took(trial: FrozenTrial, attempts: Sequence[Attempt]) -> float | None:

@@ -356,6 +356,11 @@ def test_an_enqueued_trial_runs_first(tmp_path: Path) -> None:
         "same_as": [0],
     }
     hpo("enqueue", study, "model.hidden=7")
+    waiting = hpo_json("trials", study)
+    assert [(trial["outcome"], trial["params"]) for trial in waiting[1:]] == [
+        ("waiting", {"optimizer.lr": 0.01, "model.hidden": 5}),
+        ("waiting", {"model.hidden": 7}),
+    ]
     hpo("run", study, "--workers", 1, "--n-trials", 4)
     trials = hpo_json("trials", study)
     assert [trial["params"]["model.hidden"] for trial in trials][:3] == [5, 5, 7]
