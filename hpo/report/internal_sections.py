@@ -65,7 +65,7 @@ def pruning_section(report: StudyReport) -> Section:
     found = report.status["pruning"]
     rows: list[tuple[str, Any]] = [
         ("trials pruned", f"{found['pruned']} of {found['ended']} ended"),
-        ("epochs used", found["epochs_used"]),
+        ("epochs of those that ended", found["epochs_used"]),
     ]
     if found["epochs_unpruned"]:
         share = percent(found["epochs_saved"] / found["epochs_unpruned"])
