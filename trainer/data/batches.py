@@ -12,25 +12,21 @@ from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
-from trainer.data.loading import SeededBatches, loader_of
-from trainer.data.moving import holds_objects, map_tensors, tensors_in, to_device
-from trainer.data.options import BatchOptions
-from trainer.data.own_generators import kept_generators, own_generators, seed_own, seeds_of
-from trainer.data.seeding import derive_seed
-from trainer.data.shard import Rows, Shard, check_sharded, is_batches, samplers_of, warn_of_repeats
+from trainer.data.loader_batches import EvaluatedLoader, LoaderBatches
+from trainer.data.loading import loader_of
+from trainer.data.moving import map_tensors
+from trainer.data.options import BatchOptions, batch_count
+from trainer.data.seeding import ORDER_STREAM, derive_seed
+from trainer.data.shard import Shard, check_sharded, is_batches, samplers_of, warn_of_repeats
 
 # Beyond this size a shuffled copy of the data is not made; each batch is gathered on its own.
 _COPY_LIMIT = 2**30
-
-# Keeps the generators of data order apart from other uses of the same seed.
-_ORDER_STREAM = 0x0DE2
 
 
 class Batches(Protocol):
@@ -100,7 +96,7 @@ class TensorBatches:
         """Places of the samples in the order of a pass."""
         if not self._shuffle:
             return torch.arange(self._samples)
-        generator = torch.Generator().manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, ORDER_STREAM, epoch))
         return torch.randperm(self._samples, generator=generator)
 
     def _of_shard(
@@ -119,178 +115,6 @@ class TensorBatches:
     def _gathered(self, order: Tensor, skip: int) -> Iterator[tuple[Tensor, ...]]:
         for rows in torch.split(order, self._batch_size)[skip:]:
             yield tuple(tensor.index_select(0, rows) for tensor in self._tensors)
-
-
-def batch_count(samples: int, batch_size: int, *, drop_last: bool) -> int:
-    """Batches that so many samples make."""
-    return samples // batch_size if drop_last else -(-samples // batch_size)
-
-
-class LoaderBatches:
-    """Batches of a DataLoader, moved to the device.
-
-    Its order is made to depend on (seed, epoch) alone: a random sampler without a generator is given one, the
-    loader's and the samplers' generators are seeded at each epoch, as are those that the data set, its transforms
-    and the collate function hold, and ``set_epoch`` of the samplers and the data set is called where there is such
-    a method. An iterable dataset must draw its order from what that says, from a
-    generator of its own, or before its first item: the global ones serve the model in between. Persistent workers
-    continue the random numbers of the epochs before, which a resumed run has not drawn.
-
-    Args:
-        loader: The DataLoader; with a shard it is one of `loader_of`, or shards itself.
-        device: Where the batches are to lie.
-        seed: Seed of the order.
-        shard: Which part of each batch is this process's, of several; of a loader that shards itself which process
-            this is.
-    """
-
-    def __init__(
-        self, loader: DataLoader[Any], device: torch.device, *, seed: int = 0, shard: Shard | None = None
-    ) -> None:
-        self._shard = shard
-        self._loader: Any = loader
-        self._device = device
-        self._seed = seed
-        self._iterator: Any = None
-        for sampler in samplers_of(self._loader):
-            if isinstance(sampler, RandomSampler | WeightedRandomSampler) and sampler.generator is None:
-                # Left alone it would draw a seed from the global generator, at its first batch.
-                sampler.generator = torch.Generator()
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    @property
-    def cuttable(self) -> bool:
-        """Whether a pass can begin behind any sample: not that of iterable data."""
-        return isinstance(self._loader.batch_sampler, SeededBatches)
-
-    def remaining(self, offset: int) -> int:
-        """Batches of a pass behind its first ``offset`` samples.
-
-        Raises:
-            ValueError: The data is iterable.
-        """
-        seeded = self._loader.batch_sampler
-        if not self.cuttable:
-            raise ValueError("the batch size of iterable data can't change inside a pass: let it change by passes")
-        samples = max(0, len(seeded.sampler) - offset)
-        return batch_count(samples, seeded.batch_size, drop_last=seeded.drop_last)
-
-    def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[Any]:
-        """See `Batches.epoch`; the first ``offset`` samples are left out, too; iterable data leave out batches."""
-        for generator in {id(item): item for item in self._generators()}.values():
-            generator.manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
-        self._set_epoch(epoch)
-        self._seed_own(epoch)
-        seeded = self._loader.batch_sampler
-        if isinstance(seeded, SeededBatches):
-            seeded.offset = offset
-            if self._loader.num_workers:  # what is trained already need not be loaded
-                seeded.offset, skip = offset + skip * seeded.batch_size, 0
-        elif offset:
-            skip += offset // (self._loader.batch_size or 1)
-        batches = self._iterator = iter(self._loader)
-        for _ in range(skip):
-            next(batches, None)
-        if self._shard is not None and isinstance(seeded, SeededBatches):
-            samples: Any = seeded.sampler
-            left = len(samples) - seeded.offset - skip * seeded.batch_size
-            return self._marked(self._moved(batches), self._shard.rows(left, seeded.batch_size))
-        return self._moved(batches)
-
-    def _marked(self, batches: Iterator[Any], rows: Iterator[Rows]) -> Iterator[Any]:
-        assert self._shard is not None
-        for batch, own in zip(batches, rows, strict=False):
-            self._shard.mark(absent=own.absent)
-            yield batch
-
-    def _moved(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if self._device.type == "cuda":
-            return _transferred(batches, self._device)
-        return batches if self._device.type == "cpu" else (to_device(batch, self._device) for batch in batches)
-
-    def close(self) -> None:
-        """End the loader's worker processes, persistent ones too; the next epoch starts new ones."""
-        iterator, self._iterator = self._iterator, None
-        if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()  # noqa: SLF001 - else they live as long as the iterator is referenced
-            if self._loader._iterator is iterator:  # noqa: SLF001 - which a loader keeps for its next epoch
-                self._loader._iterator = None  # noqa: SLF001
-
-    def _set_epoch(self, epoch: int) -> None:
-        # A streamed data set draws its order itself.
-        for each in (*samplers_of(self._loader), self._loader.dataset):
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
-
-    def _seed_own(self, epoch: int) -> None:
-        """Of several processes each draws other numbers for its samples, and all draw the same order."""
-        rank = () if self._shard is None or not self._shard.rank else (self._shard.rank,)
-        data, own = self._loader.dataset, self._own()
-        # Iterable data make the order themselves, of which each process may take every so many.
-        holders = () if isinstance(data, IterableDataset) else (data, self._loader.collate_fn)
-        of_samples = {id(generator) for generator in own_generators(*holders)}
-        seed_own([each for each in own if id(each) in of_samples], self._seed, epoch, *rank)
-        seed_own([each for each in own if id(each) not in of_samples], self._seed, _ORDER_STREAM, epoch)
-
-    def _own(self) -> list[Any]:
-        """The generators that data set, samplers and collate function hold, but for those of the order."""
-        order = {id(generator) for generator in self._generators()}
-        holders = (self._loader.dataset, *samplers_of(self._loader), self._loader.collate_fn)
-        return [generator for generator in own_generators(*holders) if id(generator) not in order]
-
-    def _generators(self) -> Iterator[torch.Generator]:
-        for owner in (self._loader, *samplers_of(self._loader)):
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator):
-                yield generator
-
-
-class EvaluatedLoader(LoaderBatches):
-    """Batches of a DataLoader that is evaluated: its generators are afterwards as they were, and no ``set_epoch``
-    is called.
-
-    A pass of training may be drawing from the same generators still, as a RandomSampler with replacement does, and
-    from the same data set. A sampler that is evaluated, such as a DistributedSampler, keeps the epoch that it has.
-    """
-
-    def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[Any]:
-        """See `Batches.epoch`."""
-        with kept_generators((*self._generators(), *self._own())):
-            yield from super().epoch(epoch, skip, offset)
-
-    def _set_epoch(self, epoch: int) -> None:
-        """The epochs are those of training."""
-
-    def _seed_own(self, epoch: int) -> None:  # noqa: ARG002 - what is evaluated is the same in all
-        """What is drawn follows from the data's own seed: so it is the same each time, and in all trials.
-
-        Workers learn where the generators stand now: training draws from those that it shares with a validation.
-        """
-        if isinstance(self._loader.batch_sampler, SeededBatches) and self._loader.num_workers:
-            self._loader.batch_sampler.own_seeds = seeds_of(self._own())
-
-
-def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Batches on a GPU, copied there on a stream of their own.
-
-    The next batch is fetched and copied as soon as the loop asks for it; the GPU is then still busy with the batch
-    before, whose kernels have only been launched. So the copy runs beside them, and the order of random numbers is
-    the same as on a CPU.
-    """
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    for batch in batches:
-        if holds_objects(batch):  # whose tensors can't be marked as below
-            yield to_device(batch, device)
-            continue
-        with torch.cuda.stream(side):
-            moved = to_device(batch, device)
-        current = torch.cuda.current_stream(device)
-        current.wait_stream(side)
-        for tensor in (item for item in tensors_in(moved) if item.is_cuda):
-            tensor.record_stream(current)  # its memory is not to be used again before the step is done with it
-        yield moved
 
 
 def make_batches(

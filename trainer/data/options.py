@@ -80,3 +80,8 @@ def fraction_of(length: int, share: float) -> int:
     """Batches in a share of so many of them: whole ones, at least one."""
     # Rounded first: 0.29 * 100 is 28.999999999999996.
     return max(1, int(round(length * share, 6)))
+
+
+def batch_count(samples: int, batch_size: int, *, drop_last: bool) -> int:
+    """Batches that so many samples make."""
+    return samples // batch_size if drop_last else -(-samples // batch_size)

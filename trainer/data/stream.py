@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainer.data.batches import Batches, LoaderBatches, TensorBatches, close_batches, is_batched, pass_length
+from trainer.data.batches import Batches, TensorBatches, close_batches, is_batched, pass_length
 from trainer.data.limits import FirstBatches, LatestBatches, SameBatches, train_batches
+from trainer.data.loader_batches import LoaderBatches
 from trainer.data.loading import with_own_workers
 from trainer.data.options import BatchOptions
 from trainer.data.plan import Plan, no_batch

@@ -14,9 +14,10 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from tests.unit.trainer.support import assert_same, make_trainer, quick
 from trainer import BatchOptions
-from trainer.data.batches import Batches, LoaderBatches, TensorBatches, is_batched, make_batches
+from trainer.data.batches import Batches, TensorBatches, is_batched, make_batches
 from trainer.data.lengths import batch_length
 from trainer.data.limits import SameBatches
+from trainer.data.loader_batches import LoaderBatches
 from trainer.data.moving import to_device
 from trainer.data.random_state import seed_all
 
