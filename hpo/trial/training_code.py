@@ -247,8 +247,8 @@ def _metrics(returned: Any, goals: Sequence[str]) -> Mapping[str, Any]:
         )
     if isinstance(returned, bool):
         raise StudyError(f"the function has returned {returned}, and no number\n  fix: return {', '.join(goals)}")
-    if isinstance(returned, Mapping):
-        return returned
+    if isinstance(returned, Mapping):  # a name is stored as JSON, and sorted among others
+        return {name if isinstance(name, str) else str(name): value for name, value in returned.items()}
     values = returned if isinstance(returned, list | tuple) else (returned,)
     if len(values) != len(goals):
         returns = f"the function has returned {count_of(len(values), 'value')}"

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hpo.execution.news import News
-from hpo.storage.attributes import STARTED_AGAIN_ATTR
+from hpo.storage.attributes import BEST_ATTR, STARTED_AGAIN_ATTR
 from hpo.storage.ledger import Lease
 from hpo.storage.pausing import paused_at
 from hpo.storage.recovery import Verdict
@@ -112,6 +112,22 @@ def test_a_stream_that_the_function_has_replaced_costs_no_trial(
         view.study.enqueue_trial({"model.unknown": 1})  # which is said, too
         report = run(view, train)
     assert (report.outcome, report.value) == (Outcome.COMPLETE, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "outcome"), [("val_loss", Outcome.COMPLETE), ("loss", Outcome.ERROR)], ids=["with", "without"]
+)
+def test_metrics_that_are_returned_under_names_of_other_kinds_are_named_as_text(
+    studies: Studies, metric: str, outcome: Outcome
+) -> None:
+    with studies.open() as (view,):
+        report = run(view, lambda _: {metric: 0.25, 3: 0.5, ("f1", "a"): 0.75})
+        best = stored(view).user_attrs.get(BEST_ATTR)
+    assert report.outcome == outcome
+    if outcome == Outcome.COMPLETE:
+        assert best["metrics"] == {"val_loss": 0.25, "3": 0.5, "('f1', 'a')": 0.75}
+    else:
+        assert report.reason.endswith("what it has reported is ('f1', 'a'), 3, loss")
 
 
 def test_no_pruner_is_asked_about_a_returned_value(studies: Studies) -> None:
