@@ -40,6 +40,16 @@ class Source:
     attempts: Sequence[Path]
 
 
+def checkpoint_of_epoch(attempts: Sequence[Path], epoch: int) -> CheckpointFile | None:
+    """The undamaged file of the end of an epoch, from the last attempt that has one; nothing is loaded.
+
+    Args:
+        attempts: Folders of the attempts, the first attempt first; none where the trial's folder was deleted.
+        epoch: Counted from 1.
+    """
+    return verified_checkpoint([folder / CHECKPOINTS for folder in attempts], epoch)
+
+
 class Checkpoints:
     """Reads the checkpoints of all attempts at a trial, and writes those of one.
 
@@ -89,7 +99,7 @@ class Checkpoints:
         return found[1]
 
     def of_epoch(self, epoch: int) -> CheckpointFile | None:
-        """The undamaged file of the end of an epoch, from the last attempt that has one; nothing is loaded."""
+        """The undamaged file of the end of an epoch, as `checkpoint_of_epoch`."""
         return verified_checkpoint(self._folders, epoch)
 
     def write(self, checkpoint: Mapping[str, Any], epoch: int, batch: int) -> Path:

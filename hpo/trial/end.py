@@ -28,7 +28,7 @@ from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of
 from hpo.study.own_trials import trial_value
-from hpo.trial.checkpoints import Checkpoints
+from hpo.trial.checkpoints import checkpoint_of_epoch
 from hpo.trial.training_code import TrainingCode, came_to
 from hpo.wording import listed
 from trainer.error_text import shortened
@@ -226,7 +226,7 @@ class TrialEnd:
         Beside them, where the study has bounds, whether it is within them.
         """
         spec = self.opened.spec
-        found = Checkpoints(attempt_folders(spec, self.trial.number)).of_epoch(epoch)
+        found = checkpoint_of_epoch(attempt_folders(spec, self.trial.number), epoch)
         path = None if found is None else str(found.path.relative_to(spec.output_dir))
         best = {"epoch": epoch, "metrics": dict(metrics), "checkpoint": path}
         if bounds := spec.study.bounds:

@@ -44,7 +44,7 @@ from hpo.study.outcome import Outcome, outcome_of, unasked
 from hpo.study.own_trials import trial_value
 from hpo.study.timing import timing_of
 from hpo.trial.artifacts import keep_artifacts
-from hpo.trial.checkpoints import Checkpoints, Source
+from hpo.trial.checkpoints import Checkpoints, Source, checkpoint_of_epoch
 from hpo.trial.end import Failure, TrialEnd
 from hpo.trial.failure import failure_outcome, is_device_memory
 from hpo.trial.forks import only_in
@@ -261,7 +261,7 @@ class TrialRun:
     def _pause(self) -> Outcome | None:
         """Have the trial paused, where it can resume from its last epoch; an error of the trial's where not."""
         epoch = len(self.code.history)
-        if Checkpoints(attempt_folders(self.opened.spec, self.trial.number)).of_epoch(epoch) is None:
+        if checkpoint_of_epoch(attempt_folders(self.opened.spec, self.trial.number), epoch) is None:
             return self._failed(
                 Outcome.ERROR,
                 f"it can't be paused: there is no checkpoint of epoch {epoch}, which it reported last\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -128,6 +129,18 @@ def test_metrics_that_are_returned_under_names_of_other_kinds_are_named_as_text(
         assert best["metrics"] == {"val_loss": 0.25, "3": 0.5, "('f1', 'a')": 0.75}
     else:
         assert report.reason.endswith("what it has reported is ('f1', 'a'), 3, loss")
+
+
+def test_a_trial_whose_folder_is_deleted_while_it_trains_has_its_value(studies: Studies) -> None:
+    def train(session: Session) -> None:
+        session.report(1, val_loss=0.25)
+        shutil.rmtree(session.folder.parent)
+
+    with studies.open() as (view,):
+        report = run(view, train)
+        best = stored(view).user_attrs[BEST_ATTR]
+    assert (report.outcome, report.value) == (Outcome.COMPLETE, 0.25)
+    assert best["checkpoint"] is None
 
 
 def test_no_pruner_is_asked_about_a_returned_value(studies: Studies) -> None:
