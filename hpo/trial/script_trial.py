@@ -86,6 +86,9 @@ class ScriptTrial(BaseTrial):
     def _taken(self, name: str, draw: Callable[[], _Value]) -> _Value:
         """Draw a parameter; a new one is written into the trial's folder, with the config."""
         session = self.session
+        if not isinstance(name, str):
+            problem = f"the name of a parameter is {name!r}, and no text"
+            raise StudyError(f"{problem}\n  fix: write it as a text, such as {str(name)!r}")
         try:
             value = draw()
         except ValueError as error:

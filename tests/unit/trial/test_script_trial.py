@@ -160,6 +160,15 @@ def test_a_call_that_would_stop_the_study_says_what_does_so(studies: Studies) ->
     assert "write `study.target_value` or `study.stop_after_no_improvement`" in report.reason
 
 
+@pytest.mark.parametrize("name", [3, None, ("a", "b")])
+def test_a_parameters_name_that_is_no_text_is_said(studies: Studies, name: Any) -> None:
+    with studies.open() as (view,):
+        report = run(view, lambda trial: trial.suggest_float(name, 0, 1))
+    assert report.outcome == Outcome.ERROR
+    assert f"the name of a parameter is {name!r}, and no text" in report.reason
+    assert str(name) in report.reason.partition("fix: ")[2]
+
+
 def test_choices_may_be_lists_tuples_and_mappings(studies: Studies) -> None:
     choices: list[Any] = [(3, 3), [4], {"a": 1}, "text", None]
     drawn: list[Any] = []
