@@ -38,6 +38,6 @@ def out_of_turn(epoch: int, after: int, *, resumed: bool) -> ValueError:
     if resumed and epoch == after + 2:
         why = f"; it resumed from a checkpoint that was saved before its report; {_REPORT_FIRST}"
     return ValueError(
-        f"report({epoch}, …): the epoch after {after} is {after + 1}: number epochs from 1, report each once and "
-        f"then save it, and let `load_checkpoint` say where a trial resumes{why}"
+        f"report({epoch!r}, …): the epoch after {after} is {after + 1}: number epochs from 1, report each once "
+        f"and then save it, and let `load_checkpoint` say where a trial resumes{why}"
     )

@@ -106,6 +106,12 @@ def test_epochs_are_reported_one_after_another(studies: Studies, epoch: int) -> 
             session_of(view, trial).report(epoch, val_loss=1.0)
 
 
+def test_an_epoch_that_is_a_text_is_shown_as_one(studies: Studies) -> None:
+    with studies.open() as (view,):
+        report = run(view, lambda session: session.report("1", val_loss=1.0))  # type: ignore[arg-type]
+    assert "report('1', …): the epoch after 0 is 1: " in report.reason
+
+
 def test_metrics_are_real_numbers_of_any_name(studies: Studies) -> None:
     with studies.open() as (view,):
         trial, _ = ask(view)
