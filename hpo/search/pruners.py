@@ -42,16 +42,7 @@ def make_pruner(spec: StudySpec) -> pruners.BasePruner:
         InputError: The name or an argument does not fit.
     """
     section = spec.study.pruner
-    _refuse_scheduler(spec, section.name)
     return _make(spec, "study.pruner", {"name": section.name, **section.kwargs})
-
-
-def _refuse_scheduler(spec: StudySpec, name: str) -> None:
-    from hpo.search.schedulers.by_name import SCHEDULERS  # which knows the pruners
-
-    if name in SCHEDULERS and name not in PRUNERS:
-        fix = f"give it as the scheduler, such as `scheduler: {name}`, without a pruner"
-        raise spec.error("is a scheduler, no pruner", path="study.pruner.name", value=name, fix=fix)
 
 
 def _make(spec: StudySpec, path: str, node: Mapping[str, Any]) -> pruners.BasePruner:

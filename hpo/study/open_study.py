@@ -199,7 +199,7 @@ def start_study(
     refuse_output_of_others(spec)
     space = SearchSpace.from_spec(spec)
     check_where(spec, space)
-    sampler, pruner, scheduler = make_sampler(spec, space), make_pruner(spec), make_scheduler(spec)
+    sampler, scheduler, pruner = make_sampler(spec, space), make_scheduler(spec), make_pruner(spec)
     try_out(spec, space, sampler, pruner)
     check_initial_trials(spec, space)
     storage = _opened_storage(spec, create=True)
@@ -251,7 +251,7 @@ def load_study(spec: StudySpec, owner: Owner | None = None, pooler: Path | None 
         cache = StudyCache(storage, max_age=MAX_AGE, most=most_shown(spec, space))
     with closing_on_error(storage):
         # Code of the study or of others: a KeyError of theirs is not one of the database.
-        sampler, pruner, scheduler = make_sampler(spec, space), make_pruner(spec), make_scheduler(spec)
+        sampler, scheduler, pruner = make_sampler(spec, space), make_scheduler(spec), make_pruner(spec)
         try:
             study = optuna.load_study(storage=cache, study_name=spec.study.name, sampler=sampler, pruner=pruner)
             opened = OpenStudy(spec, space, storage, study, scheduler=scheduler)

@@ -108,12 +108,9 @@ def test_the_scan_sees_what_is_there() -> None:
 
 @pytest.mark.parametrize("package", ["trainer", "hpo"])
 def test_no_module_imports_itself_through_others(package: str) -> None:
-    """Imports under TYPE_CHECKING count: a cycle of names is a cycle to the reader.
-
-    Those in functions don't: they run late, and are there so that `hpo --help` needs no torch.
-    """
+    """Imports under TYPE_CHECKING and in functions count: a cycle of names is a cycle to the reader."""
     graph = {
-        name: {item.target for item in imports(path) if not item.lazy and item.target in MODULES} - {name}
+        name: {item.target for item in imports(path) if item.target in MODULES} - {name}
         for name, path in MODULES.items()
         if name.partition(".")[0] == package
     }

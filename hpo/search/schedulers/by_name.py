@@ -27,10 +27,11 @@ def make_scheduler(spec: StudySpec) -> Scheduler:
     """The scheduler of ``study.scheduler``; without one the study's pruner decides.
 
     Raises:
-        InputError: The name or an argument does not fit.
+        InputError: The name or an argument does not fit, or a scheduler is named as the pruner.
     """
     section, path = spec.study.scheduler, "study.scheduler"
     if section is None:
+        _refuse_as_pruner(spec)
         return PrunerScheduler()
     kind = SCHEDULERS.get(section.name)
     if kind is None:
@@ -44,3 +45,10 @@ def make_scheduler(spec: StudySpec) -> Scheduler:
     if kind is Pbt:
         arguments |= {"perturb": perturbed_parameters(spec, arguments.get("perturb"))}
     return cast("Scheduler", construct(spec, path, kind, arguments, section.model_dump()))
+
+
+def _refuse_as_pruner(spec: StudySpec) -> None:
+    name = spec.study.pruner.name
+    if name in SCHEDULERS and name not in PRUNERS:
+        fix = f"give it as the scheduler, such as `scheduler: {name}`, without a pruner"
+        raise spec.error("is a scheduler, no pruner", path="study.pruner.name", value=name, fix=fix)
