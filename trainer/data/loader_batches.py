@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Weighte
 from trainer.data.loading import SeededBatches
 from trainer.data.moving import holds_objects, tensors_in, to_device
 from trainer.data.options import batch_count
-from trainer.data.own_generators import kept_generators, own_generators, seed_own, seeds_of
+from trainer.data.own_generators import Generator, kept_generators, own_generators, seed_own, seeds_of
 from trainer.data.seeding import ORDER_STREAM, derive_seed
 from trainer.data.shard import Rows, Shard, samplers_of
 
@@ -117,18 +118,22 @@ class LoaderBatches:
     def _seed_own(self, epoch: int) -> None:
         """Of several processes each draws other numbers for its samples, and all draw the same order."""
         rank = () if self._shard is None or not self._shard.rank else (self._shard.rank,)
-        data, own = self._loader.dataset, self._own()
-        # Iterable data make the order themselves, of which each process may take every so many.
-        holders = () if isinstance(data, IterableDataset) else (data, self._loader.collate_fn)
-        of_samples = {id(generator) for generator in own_generators(*holders)}
-        seed_own([each for each in own if id(each) in of_samples], self._seed, epoch, *rank)
-        seed_own([each for each in own if id(each) not in of_samples], self._seed, ORDER_STREAM, epoch)
+        of_samples, of_order = self._own()
+        seed_own(of_samples, self._seed, epoch, *rank)
+        seed_own(of_order, self._seed, ORDER_STREAM, epoch)
 
-    def _own(self) -> list[Any]:
-        """The generators that data set, samplers and collate function hold, but for those of the order."""
-        order = {id(generator) for generator in self._generators()}
-        holders = (self._loader.dataset, *samplers_of(self._loader), self._loader.collate_fn)
-        return [generator for generator in own_generators(*holders) if id(generator) not in order]
+    def _own(self) -> tuple[list[Generator], list[Generator]]:
+        """What data set and collate function draw from, and what samplers do, but for `_generators`.
+
+        Iterable data make the order themselves, of which each process may take every so many.
+        """
+        data, order = [self._loader.dataset, self._loader.collate_fn], list(samplers_of(self._loader))
+        if isinstance(self._loader.dataset, IterableDataset):
+            data, order = [], data + order
+        known = {id(generator) for generator in self._generators()}
+        of_samples = [each for each in own_generators(*data) if id(each) not in known]
+        known |= {id(generator) for generator in of_samples}
+        return of_samples, [each for each in own_generators(*order) if id(each) not in known]
 
     def _generators(self) -> Iterator[torch.Generator]:
         for owner in (self._loader, *samplers_of(self._loader)):
@@ -147,7 +152,7 @@ class EvaluatedLoader(LoaderBatches):
 
     def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[Any]:
         """See `Batches.epoch`."""
-        with kept_generators((*self._generators(), *self._own())):
+        with kept_generators(chain(self._generators(), *self._own())):
             yield from super().epoch(epoch, skip, offset)
 
     def _set_epoch(self, epoch: int) -> None:
@@ -159,7 +164,7 @@ class EvaluatedLoader(LoaderBatches):
         Workers learn where the generators stand now: training draws from those that it shares with a validation.
         """
         if isinstance(self._loader.batch_sampler, SeededBatches) and self._loader.num_workers:
-            self._loader.batch_sampler.own_seeds = seeds_of(self._own())
+            self._loader.batch_sampler.own_seeds = seeds_of(chain(*self._own()))
 
 
 def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:

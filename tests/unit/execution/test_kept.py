@@ -25,7 +25,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spare_of_a_fork(before: Callable[[], object] = lambda: None) -> int:
-    """What a process is told that has no children of other tests.
+    """What `spare` answers a process that has no children of other tests.
 
     Args:
         before: What it does before it asks.
