@@ -320,15 +320,10 @@ def _warn(finding: Finding | str) -> None:
     warnings.warn(str(finding), stacklevel=level)
 
 
-@contextlib.contextmanager
-def _opened(spec: StudySpec) -> Iterator[OpenStudy]:
+def _opened(spec: StudySpec) -> OpenStudy:
     from hpo.study import open_study
 
-    opened = open_study.load_study(spec)
-    try:
-        yield opened
-    finally:
-        opened.storage.close()
+    return open_study.load_study(spec)
 
 
 def _for_reading(opened: OpenStudy) -> optuna.Study:

@@ -68,17 +68,15 @@ def enqueue(
         point = {name: label(value) for name, value in given.items()}
     else:
         point = checked_point(space, make_sampler(spec, space), given)
-    opened = start_study(spec, keep_budget=True)
-    try:
+    with start_study(spec, keep_budget=True) as opened:
         notes = [*opened.notes, *_unheard_of(opened, given)]
-        number, earlier = put(spec, opened.storage, opened.study, point)
+        try:
+            number, earlier = put(spec, opened.storage, opened.study, point)
+        except BudgetExhaustedError as error:
+            raise StudyError(
+                f"{error}\n  fix: give the study more with `study.n_trials` in its file; enqueued trials count"
+            ) from error
         expected, unknown = (None, "") if json_ else prospect_if_known(opened, [number])
-    except BudgetExhaustedError as error:
-        raise StudyError(
-            f"{error}\n  fix: give the study more with `study.n_trials` in its file; enqueued trials count"
-        ) from error
-    finally:
-        opened.storage.close()
     if json_:
         print_json({"study": spec.study.name, "trial": number, "params": spec.values(point), "same_as": earlier})
         return

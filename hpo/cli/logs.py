@@ -42,7 +42,7 @@ def logs(
         from hpo.study.open_study import load_study
 
         opened = load_study(spec)
-    try:
+    with opened:
         outcome = _outcome(opened, trial)
         log = _Log(opened, trial)
         with read_by_others():
@@ -52,8 +52,6 @@ def logs(
                 log.print_new()
         if not log.found:
             raise _no_log(opened, trial, outcome)
-    finally:
-        opened.storage.close()
 
 
 def _follow(opened: OpenStudy, log: _Log) -> None:

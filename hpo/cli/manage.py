@@ -52,11 +52,8 @@ def dashboard(
     from hpo.dashboard.serve import Access, serve
     from hpo.study.open_study import load_study
 
-    opened = load_study(spec)
-    try:
+    with load_study(spec) as opened:
         serve(opened, port, host, Access(token, read_only=read_only, allow_hosts=tuple(allow_host or ())))
-    finally:
-        opened.storage.close()
 
 
 def delete(
@@ -82,13 +79,10 @@ def delete(
 
     from hpo.study.open_study import load_study
 
-    opened = load_study(spec)
-    try:
+    with load_study(spec) as opened:
         if not yes:
             ask(f"This {effect}. Trials in it: {opened.count(*TrialState)}.")
         notes = _delete(opened)
-    finally:
-        opened.storage.close()
     print(f"deleted the study {name}", *notes, sep="\n")
 
 

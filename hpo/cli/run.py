@@ -189,9 +189,5 @@ def _summarise(spec: StudySpec, arguments: str, ending: str) -> None:
     from hpo.console.lines import print_summary
     from hpo.study.open_study import load_study
 
-    opened = load_study(spec)
-    try:
-        with read_by_others(), opened.storage.patience.whole():
-            print_summary(opened, arguments, ending)
-    finally:
-        opened.storage.close()
+    with load_study(spec) as opened, read_by_others(), opened.storage.patience.whole():
+        print_summary(opened, arguments, ending)

@@ -264,11 +264,8 @@ def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
             from hpo.study.open_study import load_study
 
             opened = load_study(spec)
-        try:
-            with uncollected(), rights_explained(spec):
-                return question(opened)
-        finally:
-            opened.storage.close()
+        with opened, uncollected(), rights_explained(spec):
+            return question(opened)
 
 
 def print_json(data: Any) -> None:

@@ -40,8 +40,7 @@ def stop(
     from hpo.study.agents import ask_all_to_leave
     from hpo.study.open_study import load_study
 
-    opened = load_study(spec)
-    try:
+    with load_study(spec) as opened:
         asked = ask_all_to_leave(opened)
         hosts = f" on {', '.join(sorted({each.host for each in asked}))}" if asked else ""
         with read_by_others():
@@ -50,8 +49,6 @@ def stop(
             _wait(opened, {each.agent_id for each in asked})
             with read_by_others():
                 print("all of them have left")
-    finally:
-        opened.storage.close()
 
 
 def _wait(opened: OpenStudy, asked: set[int]) -> None:

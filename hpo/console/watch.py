@@ -37,8 +37,7 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
     Raises:
         StudyError: There is no such study, or it has been deleted.
     """
-    opened = load_study(spec)
-    try:
+    with load_study(spec) as opened:
         looks = Looks(opened)
         with contextlib.closing(_view(opened, json_=json_)) as view:
             while True:
@@ -50,8 +49,6 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
                 if found is not None and found.ended:
                     return
                 time.sleep(interval)
-    finally:
-        opened.storage.close()
 
 
 def _look(opened: OpenStudy, looks: Looks) -> tuple[Look | None, str]:

@@ -140,19 +140,18 @@ def run_on(
     from hpo.study.folders import make_output_folder
     from hpo.study.open_study import start_study
 
-    with quiet_optuna():
-        opened = start_study(spec, accept_code_change=accept_code_change, widen=widen)
-        try:
-            make_output_folder(spec)
-            with in_environment(placing.variables), contextlib.closing(engine_of(address)) as engine:
-                agents = placing.agents(engine)
-                listener = listen(opened)
-                heard = listener.heard
-                driver = Driver(opened, engine, placing.order, agents, heard, detach=detach, submission=submission)
-                placed = Placed(address.text, *agents)
-                return listened_to(opened, listener, lambda: listener.begin({}, placed), driver.run)
-        finally:
-            opened.storage.close()
+    with (
+        quiet_optuna(),
+        start_study(spec, accept_code_change=accept_code_change, widen=widen) as opened,
+    ):
+        make_output_folder(spec)
+        with in_environment(placing.variables), contextlib.closing(engine_of(address)) as engine:
+            agents = placing.agents(engine)
+            listener = listen(opened)
+            heard = listener.heard
+            driver = Driver(opened, engine, placing.order, agents, heard, detach=detach, submission=submission)
+            placed = Placed(address.text, *agents)
+            return listened_to(opened, listener, lambda: listener.begin({}, placed), driver.run)
 
 
 def submit(placing: Placing, *, dry_run: bool) -> str:

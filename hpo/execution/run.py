@@ -109,13 +109,9 @@ def work_on(
     slots = prepared(spec, warn)
     from hpo.study.folders import make_output_folder
 
-    with quiet_optuna():
-        opened = open_()
-        try:
-            make_output_folder(spec)
-            return _supervised(opened, listen(opened), slots, leave_when_idle, stop_seen, placement)
-        finally:
-            opened.storage.close()
+    with quiet_optuna(), open_() as opened:
+        make_output_folder(spec)
+        return _supervised(opened, listen(opened), slots, leave_when_idle, stop_seen, placement)
 
 
 def prepared(spec: StudySpec, warn: Callable[[Finding], None], *, here: bool = True) -> list[Slot]:

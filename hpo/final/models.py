@@ -85,11 +85,8 @@ def load_model(
         StudyError: There is no such study or trial, the trial has no readable checkpoint, or its weights do not
             fit the model of the study file.
     """
-    opened = load_study(spec)
-    try:
+    with load_study(spec) as opened:
         found = best_weights(opened, trial)
-    finally:
-        opened.storage.close()
     warning = found.warning(spec)
     if warning and warn is not None:
         warn(warning)

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import optuna
 from optuna.pruners import BasePruner
@@ -67,6 +67,8 @@ class OpenStudy:
         study: Optuna's study on that storage.
         notes: What a person should know of its start, a line each.
         scheduler: Decides which trials run, and for how long.
+
+    As a context manager it closes the storage at the end of the block.
     """
 
     spec: StudySpec
@@ -75,6 +77,12 @@ class OpenStudy:
     study: optuna.Study
     notes: Sequence[str] = ()
     scheduler: Scheduler = field(default_factory=PrunerScheduler)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.storage.close()
 
     @functools.cached_property
     def progress(self) -> StudyProgress:

@@ -163,14 +163,11 @@ def study_in(folder: Path, code: str = MODEL) -> Path:
 
 def curves(study: Path) -> dict[int, tuple[Any, list[float]]]:
     """Parameters and the metric of each epoch, by trial."""
-    opened = load_study(load_spec(study))
-    try:
+    with load_study(load_spec(study)) as opened:
         return {
             trial.number: (trial.params, [value for _, value in sorted(trial.intermediate_values.items())])
             for trial in opened.study.get_trials()
         }
-    finally:
-        opened.storage.close()
 
 
 def leases(study: Path) -> list[Attempt]:

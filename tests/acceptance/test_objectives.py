@@ -51,12 +51,9 @@ def test_the_best_is_a_pareto_front(several: Path) -> None:
 
 
 def test_optuna_sees_the_same_front(several: Path) -> None:
-    opened = load_study(load_spec(several))
-    try:
+    with load_study(load_spec(several)) as opened:
         assert opened.study.directions == [optuna.study.StudyDirection.MINIMIZE] * 2
         best = sorted(trial.number for trial in opened.study.best_trials)
-    finally:
-        opened.storage.close()
     assert best == sorted(entry["trial"] for entry in hpo_json("best", several))
 
 

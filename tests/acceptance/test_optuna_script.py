@@ -110,8 +110,7 @@ def make(folder: Path, *, deadly: bool = False, waits: bool = False) -> Path:
 
 def trials(study: Path, *overrides: str) -> dict[int, tuple[Any, ...]]:
     """What each trial came to: outcome, value, parameters and curve, by number."""
-    opened = load_study(load_spec(study, overrides))
-    try:
+    with load_study(load_spec(study, overrides)) as opened:
         return {
             trial.number: (
                 trial.state.name,
@@ -121,8 +120,6 @@ def trials(study: Path, *overrides: str) -> dict[int, tuple[Any, ...]]:
             )
             for trial in opened.study.get_trials(deepcopy=False)
         }
-    finally:
-        opened.storage.close()
 
 
 def test_a_script_that_dies_in_each_first_attempt_gets_its_parameters_again_and_is_counted_once(

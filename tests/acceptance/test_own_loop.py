@@ -49,14 +49,11 @@ def make(folder: Path) -> Path:
 
 def curves(study: Path, *overrides: str) -> dict[int, tuple[Any, ...]]:
     """What each trial came to: outcome, epochs, value and curve, by number."""
-    opened = load_study(load_spec(study, overrides))
-    try:
+    with load_study(load_spec(study, overrides)) as opened:
         return {
             trial.number: (trial.state.name, trial.value, dict(sorted(trial.intermediate_values.items())))
             for trial in opened.study.get_trials(deepcopy=False)
         }
-    finally:
-        opened.storage.close()
 
 
 def test_a_function_that_dies_in_each_first_attempt_resumes_or_starts_again(tmp_path: Path) -> None:

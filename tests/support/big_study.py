@@ -13,7 +13,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from itertools import pairwise, repeat
@@ -81,8 +80,7 @@ def make_big_study(
         text = text.replace(old, new, 1)
     file = folder / "study.yaml"
     file.write_text(text)
-    opened = start_study(load_spec(file, overrides))
-    with closing(opened.storage):
+    with start_study(load_spec(file, overrides)) as opened:
         fill(opened, trials, epochs)
     return file
 

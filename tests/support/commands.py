@@ -253,12 +253,8 @@ def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
 
 def ledger_of(study: Path) -> list[Attempt]:
     """Every attempt at the study's trials."""
-    opened = load_study(load_spec(study))
-    try:
-        with opened.storage.engine.connect() as conn:
-            return attempts(conn, opened.study_id)
-    finally:
-        opened.storage.close()
+    with load_study(load_spec(study)) as opened, opened.storage.engine.connect() as conn:
+        return attempts(conn, opened.study_id)
 
 
 def alive(pid: int) -> bool:

@@ -121,8 +121,7 @@ class InProcessWorker:
         owner = Owner.current(worker=self.label, device=order.slot.label)
         with _LOADING:
             loaded = load_study(order.spec, owner)
-        opened = replace(loaded, scheduler=order.scheduler)
-        try:
+        with replace(loaded, scheduler=order.scheduler) as opened:
             builder = self._in_turn(self._loaded)
             if builder is not None:
                 send(channel, Ready())
@@ -131,8 +130,6 @@ class InProcessWorker:
                 ended = self._in_turn(lambda: self._next(opened, builder, channel)) or WhyOver.ASKED
                 self._pulse[PROCESS] = 0.0
             self._give_back(opened)
-        finally:
-            opened.storage.close()
         return f"its thread ended: {ended.value}", ended is not WhyOver.FAILED
 
     def _next(self, opened: OpenStudy, builder: Builder, channel: Connection[Message, Any]) -> WhyOver | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -79,13 +78,11 @@ class MachinesStudy:
         """Each trial is what it is on one machine, alone; nothing is missing, nothing is there twice."""
         assert audit(self._spec) == []
         start_study(self._alone).storage.close()
-        here, alone = load_study(self._spec), load_study(self._alone, Owner.current())
-        with closing(here.storage), closing(alone.storage):
+        with load_study(self._spec) as here, load_study(self._alone, Owner.current()) as alone:
             trials = here.storage.get_all_trials(here.study_id)
             assert [trial.number for trial in trials] == list(range(TRIALS))
             assert [trial.params for trial in trials] == [ask(alone)[0].params for _ in trials]
 
     def _attempts(self) -> list[Attempt]:
-        opened = load_study(self._spec)
-        with closing(opened.storage), opened.storage.engine.connect() as conn:
+        with load_study(self._spec) as opened, opened.storage.engine.connect() as conn:
             return ledger.attempts(conn, opened.study_id)

@@ -61,8 +61,7 @@ def audit(spec: StudySpec, *, retrain: bool = True) -> list[str]:
             study can't be retrained.
         retrain: Train each trial once more, alone, and compare; otherwise its newest checkpoint is the measure.
     """
-    opened = load_study(spec)
-    try:
+    with load_study(spec) as opened:
         trials = opened.storage.get_all_trials(opened.study_id)
         with opened.storage.engine.connect() as conn:
             attempts = ledger.attempts(conn, opened.study_id)
@@ -79,8 +78,6 @@ def audit(spec: StudySpec, *, retrain: bool = True) -> list[str]:
                 own = [attempt for attempt in attempts if attempt.trial_id == trial._trial_id]
                 case = _Case(opened, trials, trial, own, builder)
                 problems += [f"trial {trial.number}: {problem}" for problem in case.problems()]
-    finally:
-        opened.storage.close()
     return problems
 
 

@@ -187,11 +187,8 @@ def test_a_study_that_has_ended_runs_no_further(done: Done, capfd: pytest.Captur
 def test_several_objectives_have_a_front(tmp_path: Path) -> None:
     path = make_study(tmp_path, SEVERAL)
     result = hpo.run(path, ["trainer.max_epochs=1"], progress=False)
-    opened = load_study(hpo.api.functions._spec(path, ["trainer.max_epochs=1"]))
-    try:
+    with load_study(hpo.api.functions._spec(path, ["trainer.max_epochs=1"])) as opened:
         assert result.best == study_best(opened) == study_status(opened)["best"]
-    finally:
-        opened.storage.close()
     numbers = [entry["trial"] for entry in result.best]
     assert numbers == [trial.number for trial in result.study.best_trials]
     assert f"; best: trials {', '.join(map(str, numbers))}>" in repr(result)

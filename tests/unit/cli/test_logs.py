@@ -83,12 +83,9 @@ def test_a_log_that_lies_elsewhere(done: Path, tmp_path: Path) -> None:
 def test_a_trial_that_has_not_begun(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     hpo("run", study, "--n-trials", 1)
-    opened = load_study(load_spec(study))
-    try:
+    with load_study(load_spec(study)) as opened:
         opened.storage.set_budget(opened.study_id, 2)
         opened.study.enqueue_trial({})
-    finally:
-        opened.storage.close()
     result = hpo("logs", study, 1, code=3)
     assert result.stderr == "trial 1 is waiting and has no log yet\n  fix: `--follow` waits for it\n"
 

@@ -169,14 +169,11 @@ def has_gone_keys(config: dict[str, Any]) -> None:
 
 def plant(file: Path, change: Callable[[dict[str, Any]], None], *overrides: str) -> None:
     """Start the study, with a stored config as another version would have stored it."""
-    opened = start_study(load_spec(file, overrides))
-    try:
+    with start_study(load_spec(file, overrides)) as opened:
         config = copy_plain(opened.study.user_attrs[CONFIG_ATTR])
         change(config)
         opened.study.set_user_attr(CONFIG_ATTR, config)
         opened.study.set_user_attr(HASH_ATTR, "of another version")
-    finally:
-        opened.storage.close()
 
 
 def reopen(file: Path, *overrides: str) -> None:

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenStudy]:
-    opened = load_study(load_spec(make_big_study(tmp_path_factory.mktemp("large"), TRIALS, epochs=40)))
-    with closing(opened.storage):
+    with load_study(load_spec(make_big_study(tmp_path_factory.mktemp("large"), TRIALS, epochs=40))) as opened:
         yield opened
 
 
@@ -112,8 +110,7 @@ def test_a_table_to_download_has_all_trials(large: OpenStudy) -> None:
 
 def test_what_has_not_ended_comes_first(tmp_path: Path) -> None:
     """So the page asks for the whole sample again as long as trials run: it may change."""
-    opened = load_study(load_spec(make_big_study(tmp_path, TRIALS, epochs=5)))
-    with closing(opened.storage):
+    with load_study(load_spec(make_big_study(tmp_path, TRIALS, epochs=5))) as opened:
         opened.study.enqueue_trial({})
         trials = SampledStorage(opened.storage).get_all_trials(opened.study_id)
         first, *others = [trial.number for trial in trials]
@@ -122,8 +119,7 @@ def test_what_has_not_ended_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_small_study_is_shown_whole(tmp_path: Path) -> None:
-    opened = load_study(load_spec(make_big_study(tmp_path, MOST, epochs=20)))
-    with closing(opened.storage):
+    with load_study(load_spec(make_big_study(tmp_path, MOST, epochs=20))) as opened:
         detail = json.loads(get(opened, f"/api/studies/{opened.study_id}"))
     assert [trial["number"] for trial in detail["trials"]] == list(range(MOST))
     assert max(len(trial["intermediate_values"]) for trial in detail["trials"]) == 20

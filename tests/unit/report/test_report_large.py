@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_study_is_sampled_and_the_page_says_so(tmp_path: Path) -> None:
-    opened = load_study(load_spec(make_big_study(tmp_path, TRIALS, epochs=5)))
-    with closing(opened.storage):
+    with load_study(load_spec(make_big_study(tmp_path, TRIALS, epochs=5))) as opened:
         report = study_report(opened)
     text = page(report)
     assert len(re.findall('aria-label="compare trial', text)) == MOST
@@ -57,8 +55,7 @@ def test_a_large_study_is_sampled_and_the_page_says_so(tmp_path: Path) -> None:
 
 
 def test_a_small_study_is_shown_whole(tmp_path: Path) -> None:
-    opened = load_study(load_spec(make_big_study(tmp_path, MOST, epochs=5)))
-    with closing(opened.storage):
+    with load_study(load_spec(make_big_study(tmp_path, MOST, epochs=5))) as opened:
         report = study_report(opened)
     assert report.sample == report.trials
     assert report.complete_sample == report.complete

@@ -1,6 +1,5 @@
 """The generated studies of benchmarks are studies like any other."""
 
-from contextlib import closing
 from pathlib import Path
 
 from hpo.config.spec import load_spec
@@ -11,8 +10,7 @@ from tests.support.big_study import make_big_study
 
 def test_a_generated_study_reads_as_its_database_says_and_may_continue(tmp_path: Path, ready_url: str) -> None:
     file = make_big_study(tmp_path, 210, epochs=10, storage=ready_url)
-    opened = load_study(load_spec(file))
-    with closing(opened.storage):
+    with load_study(load_spec(file)) as opened:
         trials = opened.study.get_trials()
         assert [trial.number for trial in trials] == list(range(210))
         outcomes = [outcome_of(trial) for trial in trials]

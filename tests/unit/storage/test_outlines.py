@@ -61,8 +61,7 @@ def opened_study(folder: Path, url: str) -> OpenStudy:
 
 
 def test_outlines_count_rank_and_show_as_whole_trials_do(tmp_path: Path, ready_url: str) -> None:
-    opened = opened_study(tmp_path, ready_url)
-    with closing(opened.storage):
+    with opened_study(tmp_path, ready_url) as opened:
         whole, study = own_trials(opened), opened.study_id
         assert study_status(opened) == study_status(opened, whole)
         best = study_best(opened)

@@ -131,13 +131,10 @@ def test_initial_trials_that_were_broken_off_are_completed(
         with pytest.raises(RuntimeError, match="it was interrupted"):
             start_study(spec)
     began = time.monotonic()
-    opened = start_study(spec)
-    try:
+    with start_study(spec) as opened:
         assert time.monotonic() - began < _PATIENCE / 2, "it need not wait for itself"
         assert [trial.state for trial in own(opened)] == [TrialState.WAITING]
         assert begin(spec, opened.space, opened.storage, opened.study) == []
-    finally:
-        opened.storage.close()
 
 
 def test_processes_begin_once_on_every_database(
@@ -223,14 +220,11 @@ def test_trials_of_another_study_are_known_and_do_not_count(pilot: Path, tmp_pat
         out.stdout + out.stderr
     )
     assert [trial["outcome"] for trial in hpo_json("trials", study, *warm)] == ["complete"] * 2
-    opened = load_study(load_spec(study, warm))
-    try:
+    with load_study(load_spec(study, warm)) as opened:
         imported = [trial for trial in own(opened) if ORIGIN_ATTR in trial.system_attrs]
         assert [trial.system_attrs[ORIGIN_ATTR] for trial in imported] == [["pilot", t["trial"]] for t in fitting]
         assert [trial.value for trial in imported] == [trial["value"] for trial in fitting]
         assert all(trial.distributions == opened.space.distributions for trial in imported)
-    finally:
-        opened.storage.close()
     hpo("run", study, "--n-trials", 3, "--workers", 1, *warm)
     assert len(hpo_json("trials", study, *warm)) == 3
 
@@ -451,11 +445,8 @@ def test_a_trial_that_a_worker_takes_at_once_keeps_its_number(
             return made
 
         monkeypatch.setattr(StudyStorage, "create_new_trial", add_and_lose)
-        opened = start_study(view.spec)
-        try:
+        with start_study(view.spec) as opened:
             assert enqueue(view.spec, opened.storage, opened.study, {"model.hidden": 7}) == (0, [])
-        finally:
-            opened.storage.close()
 
 
 def test_two_that_are_enqueued_at_once_both_wait(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,11 +29,8 @@ def view(studies: Studies, ready_url: str) -> Iterator[OpenStudy]:
 
 @contextmanager
 def another(view: OpenStudy, owner: Owner | None) -> Iterator[OpenStudy]:
-    opened = load_study(view.spec, owner)
-    try:
+    with load_study(view.spec, owner) as opened:
         yield opened
-    finally:
-        opened.storage.close()
 
 
 def attempts(view: OpenStudy) -> list[Attempt]:

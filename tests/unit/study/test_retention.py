@@ -132,11 +132,8 @@ def study_of(studies: Studies, trials: Sequence[Made], *overrides: str) -> Itera
     """A study of such trials as the command line sees it."""
     with studies.open("study.n_trials=20", *overrides) as (view,):
         play(view, trials)
-        plain = load_study(view.spec)
-        try:
+        with load_study(view.spec) as plain:
             yield plain
-        finally:
-            plain.storage.close()
 
 
 def left(opened: OpenStudy, number: int) -> list[str]:

@@ -176,11 +176,8 @@ def run_trial(view: OpenStudy, trial: Trial, request: StopRequest | None = None)
 
 def stored(view: OpenStudy, number: int = 0) -> FrozenTrial:
     """The trial as another process reads it."""
-    other = load_study(view.spec)
-    try:
+    with load_study(view.spec) as other:
         return other.study.get_trials()[number]
-    finally:
-        other.storage.close()
 
 
 def curve(view: OpenStudy, number: int = 0) -> str:
