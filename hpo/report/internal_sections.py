@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -28,6 +27,7 @@ from hpo.report.markup import (
 from hpo.search.predicted_loss.audit import Condemned
 from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
 from hpo.study.outcome import outcome_of
+from hpo.study.ranking import best_reported
 from hpo.wording import condemned, count_of, duration, listed, percent, shown
 
 _LANE_HEIGHT: Final = 30
@@ -136,8 +136,7 @@ def _story(trial: FrozenTrial, report: StudyReport) -> Markup:
 
 def _one(trial: FrozenTrial, report: StudyReport) -> str:
     """A trial in a line: its best value, and how long it trained."""
-    finite = [value for value in trial.intermediate_values.values() if math.isfinite(value)]
-    best = (min if report.direction == "minimize" else max)(finite, default=None)
+    best = best_reported(trial, report.direction)
     value = "no value" if best is None else f"{report.metric} {shown(best)}"
     return f"Trial {trial.number}: {value}, {count_of(trial.last_step or 0, 'epoch')}"
 

@@ -17,6 +17,7 @@ from hpo.storage.attributes import BEST_ATTR, PREDICTION_ATTR, RUN_ATTR
 from hpo.storage.lineage import epochs_reached
 from hpo.study.internals import parted
 from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.ranking import best_reported
 from hpo.wording import count_of, shown
 
 #: Trials that are side by side when the page is opened.
@@ -65,9 +66,7 @@ def _values(report: StudyReport, trial: FrozenTrial) -> list[Any]:
     """A trial's value by goal; of one that has not completed the best so far, empty where there is none."""
     if outcome_of(trial) == Outcome.COMPLETE:  # Optuna's value of a pruned one is its last
         return [_finite(value) for value in trial.values]
-    finite = [value for value in trial.intermediate_values.values() if math.isfinite(value)]
-    best = (min if report.direction == "minimize" else max)(finite, default="")
-    return [best, *[""] * (len(report.goals) - 1)]
+    return [_finite(best_reported(trial, report.direction)), *[""] * (len(report.goals) - 1)]
 
 
 def _finite(value: float | None) -> Any:

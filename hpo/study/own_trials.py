@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from optuna.trial import FrozenTrial
@@ -12,7 +11,7 @@ from hpo.storage.attributes import IMPORTED_ATTR
 from hpo.storage.outlines import outlined_trials
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, leading_value, outcome_of
-from hpo.study.ranking import best_of, ranked
+from hpo.study.ranking import best_of, best_reported, ranked
 
 
 def own_trials(opened: OpenStudy) -> list[FrozenTrial]:
@@ -53,8 +52,6 @@ def ranked_trials(opened: OpenStudy) -> list[FrozenTrial]:
 
 def trial_value(opened: OpenStudy, trial: FrozenTrial) -> float | None:
     """A trial's best value so far; None where no epoch has a finite one."""
-    reported = [value for value in trial.intermediate_values.values() if math.isfinite(value)]
     if outcome_of(trial) == Outcome.COMPLETE:
         return leading_value(trial)
-    pick = min if opened.spec.study.direction == "minimize" else max
-    return pick(reported, default=None)
+    return best_reported(trial, opened.spec.study.direction)

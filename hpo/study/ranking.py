@@ -68,6 +68,12 @@ def judged(trial: FrozenTrial, goals: Mapping[str, Direction]) -> FrozenTrial | 
     return trial if best.get("within", is_feasible(trial)) else None
 
 
+def best_reported(trial: FrozenTrial, direction: Direction) -> float | None:
+    """The best value that a trial has reported; None where no epoch has a finite one."""
+    finite = [value for value in trial.intermediate_values.values() if math.isfinite(value)]
+    return (min if direction == "minimize" else max)(finite, default=None)
+
+
 def ranked(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
     """The trials that can be among the best, the best first, the earlier of equals first.
 
