@@ -25,7 +25,6 @@ from hpo.storage import ledger
 from hpo.storage.attributes import WIDENED_ATTR
 from hpo.storage.lineage import forked_from
 from hpo.storage.optuna_private import id_of_trial
-from hpo.storage.pausing import paused_at
 from hpo.study.internals import wanted_metrics
 from hpo.study.lineage import one_of_each_lineage
 from hpo.study.open_study import OpenStudy
@@ -39,6 +38,7 @@ from hpo.study.pruning_summary import (
 )
 from hpo.study.ranking import best_of, is_ranked, ranked
 from hpo.study.status import study_status
+from hpo.study.timing import took
 
 
 @dataclass(frozen=True)
@@ -198,15 +198,14 @@ class StudyReport:
 
     def took(self, trial: FrozenTrial) -> float | None:
         """Seconds that all attempts at a trial took, as `hpo trials` has them; None while it runs or waits."""
-        if trial.number in self._worked and (trial.state.is_finished() or paused_at(trial) is not None):
-            return self._worked[trial.number]
-        return None if trial.duration is None else trial.duration.total_seconds()
+        return took(trial, [each.end - each.start for each in self.work_at.get(trial.number, ())])
 
     @cached_property
-    def _worked(self) -> dict[int, float]:
-        found: dict[int, float] = {}
+    def work_at(self) -> dict[int, list[Work]]:
+        """The attempts at each trial, by its number."""
+        found: dict[int, list[Work]] = {}
         for each in self.work:
-            found[each.trial] = found.get(each.trial, 0.0) + each.end - each.start
+            found.setdefault(each.trial, []).append(each)
         return found
 
     @property

@@ -13,6 +13,7 @@ from hpo.report.data import StudyReport
 from hpo.report.figures import curve_points, is_curve_logarithmic
 from hpo.report.looks import sampled
 from hpo.report.markup import HEIGHT, Section, comparison, grid, note, trial_table, unfolding
+from hpo.report.timeline import Work
 from hpo.storage.attributes import BEST_ATTR, PREDICTION_ATTR, RUN_ATTR
 from hpo.storage.lineage import epochs_reached
 from hpo.study.internals import parted
@@ -126,21 +127,18 @@ def _columns(trials: Sequence[FrozenTrial]) -> dict[str, list[Any]]:
 def internals_section(report: StudyReport) -> Section:
     """What hpo keeps of each trial beside what was asked for."""
     title = "Kept of each trial"
-    work: dict[int, list[Any]] = {}
-    for each in report.work:
-        work.setdefault(each.trial, []).append(each)
     if not report.trials:
         return Section("internals", title, note("There is no trial yet."))
     metrics = _names(parted(_kept(trial), report.wanted)[1] for trial in report.sample)
     header = ["trial", "attempts", "worker", "device", "seed", "threads", "first predicted", "at epoch", *metrics]
-    rows = [_internal_cells(trial, work.get(trial.number, []), metrics) for trial in report.sample]
+    rows = [_internal_cells(trial, report.work_at.get(trial.number, []), metrics) for trial in report.sample]
     table = unfolding(count_of(len(rows), "trial"), grid(title, header, rows))
     remark = "Attempts, who ran the last of them, and at the best epoch what the callbacks record unasked."
     remark += sampled(report.sample, report.trials, done="listed")
     return Section("internals", title, table + note(remark))
 
 
-def _internal_cells(trial: FrozenTrial, work: Sequence[Any], metrics: Sequence[str]) -> list[Any]:
+def _internal_cells(trial: FrozenTrial, work: Sequence[Work], metrics: Sequence[str]) -> list[Any]:
     run = trial.user_attrs.get(RUN_ATTR) or {}
     prediction = trial.user_attrs.get(PREDICTION_ATTR) or {}
     kept = _kept(trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import optuna
@@ -9,6 +10,7 @@ from optuna.trial import FrozenTrial
 
 from hpo.storage.attributes import TIMING_ATTR
 from hpo.storage.optuna_private import known_of
+from hpo.storage.pausing import paused_at
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,20 @@ class Timing:
         if not self.attempts or self.training_s <= 0:
             return None
         return (self.around_s / self.attempts) / (self.training_s / self.epochs)
+
+
+def took(trial: FrozenTrial, attempts: Sequence[float]) -> float | None:
+    """Seconds of work at a trial that does not run; Optuna's time from start to end of one without attempts.
+
+    That time has all that a trial waited while it was paused, and after a requeue the last attempt alone.
+
+    Args:
+        trial: The trial.
+        attempts: Seconds of each attempt at it.
+    """
+    if attempts and (trial.state.is_finished() or paused_at(trial) is not None):
+        return sum(attempts)
+    return None if trial.duration is None else trial.duration.total_seconds()
 
 
 def timing_of(trial: optuna.Trial | FrozenTrial) -> Timing:

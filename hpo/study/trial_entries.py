@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,11 +22,12 @@ from hpo.storage.ledger import Attempt
 from hpo.storage.lineage import epochs_reached, forked_from
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outlines import id_before_last, trials_without_curves
-from hpo.storage.pausing import paused_at, pruned_at_end
+from hpo.storage.pausing import pruned_at_end
 from hpo.study.internals import parted_metrics, queued_with
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, leading_value, outcome_of, unasked
 from hpo.study.own_trials import own_among, trial_value
+from hpo.study.timing import took
 from hpo.wording import condemned, never_asked, paused_at_end, pruned_by, replaced_by, same_as
 
 
@@ -69,7 +69,7 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
             "params": opened.spec.values(_params(opened, trial)),
             **({} if brief else {"metrics": parted_metrics(opened.spec, _metrics(trial))[0]}),
             "epochs": epochs_reached(trial),
-            "duration_s": _took(trial, attempts[id_of_trial(trial)]),
+            "duration_s": took(trial, [each.seconds for each in attempts[id_of_trial(trial)]]),
             **_cause(trial, forks.get(trial.number), opened.spec.study.pruner.name),
             "internals": {
                 **({} if brief else _internals(opened, trial) | _replaced(forks.get(trial.number))),
@@ -84,16 +84,6 @@ def _params(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     if trial.state != TrialState.WAITING:
         return trial.params
     return queued_with(opened.space, trial) | trial.params
-
-
-def _took(trial: FrozenTrial, attempts: Sequence[Attempt]) -> float | None:
-    """Seconds of work at a trial that does not run; Optuna's time from start to end of one without attempts.
-
-    That time has all that a trial waited while it was paused, and after a requeue the last attempt alone.
-    """
-    if attempts and (trial.state.is_finished() or paused_at(trial) is not None):
-        return sum(each.seconds for each in attempts)
-    return None if trial.duration is None else trial.duration.total_seconds()
 
 
 def _cause(trial: FrozenTrial, fork: FrozenTrial | None, pruner: str) -> dict[str, Any]:
