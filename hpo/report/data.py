@@ -23,10 +23,9 @@ from hpo.report.snapshot import drawn_text, is_too_large, snapshot
 from hpo.report.timeline import Timeline, Work
 from hpo.storage import ledger
 from hpo.storage.attributes import WIDENED_ATTR
-from hpo.storage.lineage import forked_from
 from hpo.storage.optuna_private import id_of_trial
 from hpo.study.internals import wanted_metrics
-from hpo.study.lineage import one_of_each_lineage
+from hpo.study.lineage import forks_by_replaced, one_of_each_lineage
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of
 from hpo.study.own_trials import own_trials
@@ -125,7 +124,7 @@ class StudyReport:
     @cached_property
     def forks(self) -> Mapping[int | None, FrozenTrial]:
         """Forks by the number of the trial in whose place each stands."""
-        return {fork["replaces"]: trial for trial in self.trials if (fork := forked_from(trial)) is not None}
+        return forks_by_replaced(self.trials)
 
     @cached_property
     def complete(self) -> list[FrozenTrial]:

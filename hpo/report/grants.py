@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from hpo.storage.grants import grants_of
-from hpo.storage.lineage import epochs_reached, forked_from, inherited_epochs
-from hpo.storage.pausing import pruned_at_end
+from hpo.storage.lineage import epochs_reached, inherited_epochs
+from hpo.study.lineage import end_of_paused
 from hpo.study.outcome import outcome_of
-from hpo.wording import granted, paused_at_end, replaced_by
+from hpo.wording import granted
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,7 @@ def story(trial: FrozenTrial, fork: FrozenTrial | None = None) -> list[str]:
 
 
 def _became(trial: FrozenTrial, fork: FrozenTrial | None) -> str:
-    if (epoch := pruned_at_end(trial)) is not None:
-        return paused_at_end(epoch)
-    if fork is not None and trial.state == TrialState.PRUNED:
-        begun = forked_from(fork)
-        assert begun is not None
-        return replaced_by(epochs_reached(trial), fork.number, begun["parent"])
+    if (why := end_of_paused(trial, fork)) is not None:
+        return why
     outcome = outcome_of(trial).replace("_", " ")
     return outcome if trial.last_step is None else f"{outcome} at epoch {trial.last_step}"

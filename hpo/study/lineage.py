@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
-from hpo.storage.lineage import forked_from
+from hpo.storage.lineage import epochs_reached, forked_from
+from hpo.storage.pausing import pruned_at_end
+from hpo.wording import paused_at_end, replaced_by
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,26 @@ class Stage:
     params: Mapping[str, Any]
     seed: int
     until: int | None
+
+
+def forks_by_replaced(trials: Iterable[FrozenTrial]) -> dict[int | None, FrozenTrial]:
+    """Forks by the number of the trial in whose place each stands."""
+    return {fork["replaces"]: trial for trial in trials if (fork := forked_from(trial)) is not None}
+
+
+def end_of_paused(trial: FrozenTrial, fork: FrozenTrial | None) -> str | None:
+    """In words, why a paused trial was pruned: the study has ended, or a fork took its place; None for any other.
+
+    Args:
+        trial: The trial.
+        fork: The fork that stands in its place, if one does.
+    """
+    if (epoch := pruned_at_end(trial)) is not None:
+        return paused_at_end(epoch)
+    begun = None if fork is None else forked_from(fork)
+    if fork is None or begun is None or trial.state != TrialState.PRUNED:
+        return None
+    return replaced_by(epochs_reached(trial), fork.number, begun["parent"])
 
 
 def one_of_each_lineage(trials: Iterable[FrozenTrial], every: Iterable[FrozenTrial]) -> list[FrozenTrial]:

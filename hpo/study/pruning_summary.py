@@ -15,7 +15,8 @@ from hpo.search.predicted_loss.audit import Condemned
 from hpo.search.predicted_loss.pruner import PredictedLossPruner
 from hpo.search.pruners import PRUNERS
 from hpo.storage.attributes import PREDICTION_ATTR, SAME_AS_ATTR
-from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
+from hpo.storage.lineage import epochs_reached, epochs_trained
+from hpo.study.lineage import forks_by_replaced
 
 #: Standard deviations from a normal distribution's mean to the ends of its middle 80 %.
 MIDDLE_80: Final = statistics.NormalDist().inv_cdf(0.9)
@@ -80,7 +81,7 @@ def summarize_pruning(
     """
     trials = list(trials)
     ended = [trial for trial in trials if trial.state.is_finished()]
-    replaced = {fork["replaces"] for trial in trials if (fork := forked_from(trial)) is not None}
+    replaced = forks_by_replaced(trials)
     complete = [trial for trial in ended if trial.state == TrialState.COMPLETE]
     if horizon is None:
         horizon = max(map(epochs_reached, complete), default=0) or None

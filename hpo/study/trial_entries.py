@@ -22,13 +22,13 @@ from hpo.storage.ledger import Attempt
 from hpo.storage.lineage import epochs_reached, forked_from
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outlines import id_before_last, trials_without_curves
-from hpo.storage.pausing import pruned_at_end
 from hpo.study.internals import parted_metrics, queued_with
+from hpo.study.lineage import end_of_paused, forks_by_replaced
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, leading_value, outcome_of, unasked
 from hpo.study.own_trials import own_among, trial_value
 from hpo.study.timing import took
-from hpo.wording import condemned, never_asked, paused_at_end, pruned_by, replaced_by, same_as
+from hpo.wording import condemned, never_asked, pruned_by, same_as
 
 
 def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = False) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
         attempts = ledger.attempts_by_trial(conn, opened.study_id, after=above)
     minimize = opened.spec.study.direction == "minimize"
     trials = own_among(trials_without_curves(opened.storage, opened.study_id, minimize=minimize, after=above))
-    forks = {fork["replaces"]: trial for trial in trials if (fork := forked_from(trial)) is not None}
+    forks = forks_by_replaced(trials)
     return [
         {
             "trial": trial.number,
@@ -93,12 +93,8 @@ def _cause(trial: FrozenTrial, fork: FrozenTrial | None, pruner: str) -> dict[st
     """
     if SAME_AS_ATTR in trial.user_attrs:
         return {"reason": same_as(trial.user_attrs[SAME_AS_ATTR]), "traceback": None}
-    if (epoch := pruned_at_end(trial)) is not None:
-        return {"reason": paused_at_end(epoch), "traceback": None}
-    if fork is not None and trial.state == TrialState.PRUNED:
-        begun = forked_from(fork)
-        assert begun is not None
-        return {"reason": replaced_by(epochs_reached(trial), fork.number, begun["parent"]), "traceback": None}
+    if (reason := end_of_paused(trial, fork)) is not None:
+        return {"reason": reason, "traceback": None}
     decision = Condemned.of(trial)
     if decision is not None and trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
         return {"reason": condemned(**decision.stored()), "traceback": None}
