@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -135,19 +135,16 @@ class StudyReport:
     @cached_property
     def sample(self) -> list[FrozenTrial]:
         """The trials that the page has one by one, by number: of a large study the best, and some others."""
-        numbers = {trial.number for trial in self.ranked}
-        others = (trial for trial in self.trials if trial.number not in numbers)
-        return thinned([*self.ranked, *others], MOST_TRIALS)
+        return thinned(self.best_first(self.trials), MOST_TRIALS)
 
     @cached_property
     def complete_sample(self) -> list[FrozenTrial]:
         """The complete trials that are drawn as points, by number: likewise, and all that were the best so far."""
         kept = {trial.number: trial for trial in thinned(self.by_rank, MOST_TRIALS)}
-        places = {trial.number: place for place, trial in enumerate(self.ranked)}
-        first = len(places)
+        first = len(self.ranked)
         for trial in self.complete:
-            if places.get(trial.number, first) < first:
-                first = places[trial.number]
+            if self._places.get(trial.number, first) < first:
+                first = self._places[trial.number]
                 kept[trial.number] = trial
         return [kept[number] for number in sorted(kept)]
 
@@ -159,15 +156,21 @@ class StudyReport:
     @cached_property
     def by_rank(self) -> list[FrozenTrial]:
         """The same, the best first and those outside the bounds last; no paused trial, which is ranked, too."""
-        places = {trial.number: place for place, trial in enumerate(self.ranked)}
-        return sorted(self.complete, key=lambda trial: (places.get(trial.number, len(places)), trial.number))
+        return self.best_first(self.complete)
+
+    def best_first(self, trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+        """Some of the trials: the ranked ones, the best first, then the others in the order of their numbers."""
+        places = self._places
+        return sorted(trials, key=lambda trial: (places.get(trial.number, len(places)), trial.number))
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {trial.number: place for place, trial in enumerate(self.ranked)}
 
     @cached_property
     def curves(self) -> list[FrozenTrial]:
         """The trials that have reported an epoch: the ranked ones first, the best first."""
-        numbers = {trial.number for trial in self.ranked}
-        others = (trial for trial in self.trials if trial.number not in numbers)
-        return [trial for trial in (*self.ranked, *others) if trial.intermediate_values]
+        return self.best_first(trial for trial in self.trials if trial.intermediate_values)
 
     @cached_property
     def drawn_curves(self) -> list[FrozenTrial]:

@@ -25,6 +25,7 @@ from hpo.report.looks import (
     laid_out,
     rounded,
 )
+from hpo.report.search_figures import target_of
 from hpo.report.snapshot import drawn_text
 from hpo.report.timeline import Timeline
 from hpo.storage.pausing import PAUSED
@@ -165,8 +166,7 @@ def history(
         goals: Metrics and directions.
         metric: The metric.
     """
-    place = list(goals).index(metric)
-    target = None if len(goals) == 1 else lambda trial: trial.values[place]
+    target = target_of(goals, metric)
     drawn = plot_optimization_history(study, target=target, target_name=drawn_text(metric))
     by_number = {trial.number: trial for trial in trials}
     looks = {"markers": {"color": BLUE, "size": 7}, "lines": {"color": VERMILION, "shape": "hv"}}

@@ -95,7 +95,7 @@ def _saved(pyplot: Any, path: Path) -> Path:
 
 def _drawn(report: StudyReport, pyplot: Any) -> Iterator[str]:
     """Draw one figure after the other; each one's name."""
-    if report.trials and any(trial.intermediate_values for trial in report.trials):
+    if report.curves:
         _curves(report, pyplot)
         yield "curves"
     if report.timeline.seconds:
@@ -152,12 +152,11 @@ def _fronts(report: StudyReport, pyplot: Any) -> Iterator[str]:
 def _curves(report: StudyReport, pyplot: Any) -> None:
     from optuna.visualization import matplotlib as plots
 
-    reported = [trial for trial in (*report.ranked, *report.trials) if trial.intermediate_values]
-    unique = list({trial.number: trial for trial in reported}.values())
-    axes = plots.plot_intermediate_values(snapshot(thinned(unique, MOST_LINES), report.goals, curves=True))
+    curves = thinned(report.curves, MOST_LINES)
+    axes = plots.plot_intermediate_values(snapshot(curves, report.goals, curves=True))
     axes.set(xlabel="epoch", ylabel=report.metric)
     axes.locator_params(axis="x", integer=True)  # there is no epoch 2.5
-    if len(unique) > _MOST_NAMED and (legend := axes.get_legend()) is not None:
+    if len(report.curves) > _MOST_NAMED and (legend := axes.get_legend()) is not None:
         legend.remove()
     pyplot.gcf().set_size_inches(*_SIZE)
 

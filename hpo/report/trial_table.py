@@ -38,16 +38,10 @@ def trials_section(report: StudyReport) -> Section:
     chosen = {trial.number for trial in report.leaders[:_SIDE_BY_SIDE]}
     rows = [
         (trial.number, trial.number in chosen, _cells(report, trial, params, metrics))
-        for trial in _best_first(report)
+        for trial in report.best_first(report.sample)
     ]
     remark = note(" ".join(_remarks(report, params)))
     return Section("trials", title, trial_table(columns, rows) + remark + _comparison(report))
-
-
-def _best_first(report: StudyReport) -> list[FrozenTrial]:
-    """The ranked trials, the best first, then the others in the order of their numbers."""
-    places = {trial.number: place for place, trial in enumerate(report.ranked)}
-    return sorted(report.sample, key=lambda trial: (places.get(trial.number, len(places)), trial.number))
 
 
 def _cells(report: StudyReport, trial: FrozenTrial, params: Sequence[str], metrics: Sequence[str]) -> list[Any]:
