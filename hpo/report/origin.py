@@ -8,10 +8,9 @@ from typing import Any, Final
 import yaml
 
 from hpo.config.yaml_loader import Loader
-from hpo.study.note import shown_config
+from hpo.study.note import shown_config, stored_note
 from hpo.study.open_study import OpenStudy
 
-_PART: Final = "dashboard:note_str:"
 _FENCED: Final = re.compile(r"^(`{3,})yaml\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 
 
@@ -21,9 +20,7 @@ def origin(opened: OpenStudy) -> tuple[dict[str, Any], dict[str, Any] | None]:
     Where the note is not as it was written (people may edit it in the dashboard), the config is that of the study
     file at hand, and the environment is not known.
     """
-    attrs = opened.storage.get_study_system_attrs(opened.study_id)
-    parts = {int(key.removeprefix(_PART)): text for key, text in attrs.items() if key.startswith(_PART)}
-    blocks = _FENCED.findall("".join(parts[place] for place in sorted(parts)))
+    blocks = _FENCED.findall(stored_note(opened.storage.get_study_system_attrs(opened.study_id)))
     try:
         config, environment = (yaml.load(text, Loader=Loader) for _, text in blocks)
     except (ValueError, yaml.YAMLError):

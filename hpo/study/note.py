@@ -16,7 +16,7 @@ from hpo.study.environment import environment
 # As `optuna_dashboard.save_note` stores a note. Importing that takes a second and scikit-learn, in each start of a
 # study; a test reads the note back with the dashboard's own function.
 _VERSION_KEY: Final = "dashboard:note_ver"
-_PART_KEY: Final = "dashboard:note_str:{}"
+_PART_KEY: Final = "dashboard:note_str:"
 _PART: Final = 2045
 
 
@@ -45,10 +45,16 @@ def write_note(opened: Stored) -> None:
     storage, study_id, text = opened.storage, opened.study_id, note(opened.spec)
     attrs = storage.get_study_system_attrs(study_id)
     parts = [text[start : start + _PART] for start in range(0, len(text), _PART)]
-    before = sum(key.startswith(_PART_KEY.format("")) for key in attrs)
+    before = sum(key.startswith(_PART_KEY) for key in attrs)
     for place, part in enumerate([*parts, *[""] * (before - len(parts))]):
-        storage.set_study_system_attr(study_id, _PART_KEY.format(place), part)
+        storage.set_study_system_attr(study_id, f"{_PART_KEY}{place}", part)
     storage.set_study_system_attr(study_id, _VERSION_KEY, attrs.get(_VERSION_KEY, 0) + 1)
+
+
+def stored_note(attrs: Mapping[str, Any]) -> str:
+    """The note in a study's system attributes; empty where there is none."""
+    parts = {int(key.removeprefix(_PART_KEY)): text for key, text in attrs.items() if key.startswith(_PART_KEY)}
+    return "".join(parts[place] for place in sorted(parts))
 
 
 def note(spec: StudySpec) -> str:
