@@ -25,7 +25,7 @@ from hpo.search.per_trial import PerTrialSampler
 from hpo.search.valid_points import ValidPoints
 from hpo.storage.attributes import IMPORTED_ATTR
 from hpo.storage.lineage import forked_from
-from hpo.storage.optuna_private import all_trials
+from hpo.storage.optuna_private import all_trials, fixed_params
 
 #: Draws for one trial before one of the points that are left is taken.
 _FEW_DRAWS: Final = 5
@@ -123,7 +123,7 @@ class WholePointSampler(PerTrialSampler):
 
     def _given(self, trial: FrozenTrial) -> dict[str, Any]:
         """The values that a trial has, those of single values aside: Optuna stores them before it draws."""
-        values = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        values = fixed_params(trial) | trial.params
         space = self._space.distributions
         return {name: value for name, value in values.items() if name not in space or not space[name].single()}
 

@@ -27,7 +27,7 @@ from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.proposals import nearest_valid
 from hpo.storage.attributes import BASELINE_ATTR, IMPORTED_ATTR
-from hpo.storage.optuna_private import all_trials
+from hpo.storage.optuna_private import FIXED_PARAMS_ATTR, all_trials, fixed_params
 
 SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
     {
@@ -111,7 +111,7 @@ class ExhaustiveSampler(samplers.BaseSampler):
             base = next((trial for trial in trials if BASELINE_ATTR in trial.user_attrs), None)
             if base is None:
                 return len(self._points)
-            key = point_key(base.system_attrs["fixed_params"], self._space)
+            key = point_key(fixed_params(base), self._space)
             places = (at for at, point in enumerate(self._points) if point_key(point, self._space) == key)
             self._baseline = next(places, len(self._points))
         return self._baseline
@@ -148,7 +148,7 @@ class ExhaustiveSampler(samplers.BaseSampler):
 
 def has_own_point(trial: FrozenTrial) -> bool:
     """Whether a trial was enqueued or imported, and so takes no point of a grid."""
-    return "fixed_params" in trial.system_attrs or IMPORTED_ATTR in trial.system_attrs
+    return FIXED_PARAMS_ATTR in trial.system_attrs or IMPORTED_ATTR in trial.system_attrs
 
 
 def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:

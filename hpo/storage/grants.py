@@ -23,6 +23,7 @@ from hpo.storage.guarded import set_attr
 from hpo.storage.ledger import Executor, changed_rows
 from hpo.storage.lineage import Forked
 from hpo.storage.optuna_private import (
+    FIXED_PARAMS_ATTR,
     STUDY_USER_ATTRS,
     TRIAL_SYSTEM_ATTRS,
     TRIAL_USER_ATTRS,
@@ -119,7 +120,7 @@ def store_grant(session: orm.Session, trial_id: int, grant: Grant) -> None:
     """
     add_grant(session, trial_id, grant)
     if grant.params is not None:
-        set_attr(session, TRIAL_SYSTEM_ATTRS, trial_id, "fixed_params", dict(grant.params))
+        set_attr(session, TRIAL_SYSTEM_ATTRS, trial_id, FIXED_PARAMS_ATTR, dict(grant.params))
     if grant.fork is not None:
         _store_fork(session, trial_id, grant.study_id, grant.fork)
 

@@ -75,6 +75,8 @@ TRIAL_SYSTEM_ATTRS: Final = cast("sa.Table", models.TrialSystemAttributeModel.__
 STUDY_DIRECTIONS: Final = cast("sa.Table", models.StudyDirectionModel.__table__)
 STUDY_USER_ATTRS: Final = cast("sa.Table", models.StudyUserAttributeModel.__table__)
 STUDY_SYSTEM_ATTRS: Final = cast("sa.Table", models.StudySystemAttributeModel.__table__)
+#: Under which a trial in the queue has the parameters that it was queued with.
+FIXED_PARAMS_ATTR: Final = "fixed_params"
 
 
 def referring_to(table: sa.Table) -> list[sa.Table]:
@@ -139,6 +141,11 @@ def user_attrs_of(study: Study) -> dict[str, Any]:
 def known_of(trial: Trial) -> FrozenTrial:
     """The running trial's own copy of itself, not to be changed: ``trial`` answers with copies of its parts."""
     return trial._cached_frozen_trial
+
+
+def fixed_params(trial: FrozenTrial) -> dict[str, Any]:
+    """The parameters that a trial was queued with; none of one that was not."""
+    return trial.system_attrs.get(FIXED_PARAMS_ATTR) or {}
 
 
 def forget_cached_trials(study: Study) -> None:

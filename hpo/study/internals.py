@@ -9,6 +9,7 @@ from optuna.trial import FrozenTrial
 
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
+from hpo.storage.optuna_private import fixed_params
 
 #: Metrics that every trial of the Trainer has unasked: the learning rate, and those of the callbacks that run by
 #: default. A test compares them with the callbacks, which can't be imported where a study is only read.
@@ -64,6 +65,5 @@ def queued_with(space: SearchSpace, trial: FrozenTrial) -> dict[str, Any]:
 
     Those that the space does not allow are left out: another tool may have queued it.
     """
-    given: dict[str, Any] = trial.system_attrs.get("fixed_params") or {}
-    known = {path: value for path, value in given.items() if path in space.params}
+    known = {path: value for path, value in fixed_params(trial).items() if path in space.params}
     return {path: value for path, value in known.items() if space.problem(path, value) is None}

@@ -8,6 +8,7 @@ from typing import Any, Final
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage.attributes import OUTCOME_ATTR
+from hpo.storage.optuna_private import fixed_params
 from hpo.storage.pausing import PAUSED, paused_at
 
 
@@ -58,7 +59,7 @@ def outcome_of(trial: FrozenTrial) -> str:
 
 def unasked(trial: FrozenTrial) -> list[str]:
     """Parameters that a trial was queued with, and that nothing has asked for so far: they may be mistyped."""
-    return [name for name in trial.system_attrs.get("fixed_params") or {} if name not in trial.params]
+    return [name for name in fixed_params(trial) if name not in trial.params]
 
 
 def ended_as(state: TrialState, stored: str | None, value: float | None) -> str:

@@ -20,7 +20,7 @@ from hpo.search.samplers import ExhaustiveSampler
 from hpo.search.valid_points import ValidPoints
 from hpo.storage.attributes import BUDGET_ATTR, IMPORTED_ATTR
 from hpo.storage.budget import Room
-from hpo.storage.optuna_private import id_of_study
+from hpo.storage.optuna_private import FIXED_PARAMS_ATTR, fixed_params, id_of_study
 from hpo.storage.study_storage import StudyStorage
 
 
@@ -50,13 +50,9 @@ def enqueue(
     own = [trial for trial in trials if IMPORTED_ATTR not in trial.system_attrs]
     space = SearchSpace.from_spec(spec).distributions
     key = point_key(point, space)
-    earlier = [
-        trial.number
-        for trial in own
-        if point_key(trial.params or trial.system_attrs.get("fixed_params") or {}, space) == key
-    ]
+    earlier = [trial.number for trial in own if point_key(trial.params or fixed_params(trial), space) == key]
     # As Optuna's enqueue_trial does, which does not say the trial's number; a worker may take it immediately.
-    template = create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})
+    template = create_trial(state=TrialState.WAITING, system_attrs={FIXED_PARAMS_ATTR: point})
     sampler = study.sampler
     of_grid = _trials_of_grid(sampler, trials) if isinstance(sampler, ExhaustiveSampler) else None
     is_through = of_grid is not None and len(own) >= of_grid
@@ -93,7 +89,7 @@ def budget_of(spec: StudySpec, study: optuna.Study) -> int:
 
 def _trials_of_grid(sampler: ExhaustiveSampler, trials: Sequence[FrozenTrial]) -> int:
     """A trial for each point of a grid, the baseline among them, and those enqueued."""
-    return sampler.left(trials) + sum("fixed_params" in trial.system_attrs for trial in trials)
+    return sampler.left(trials) + sum(FIXED_PARAMS_ATTR in trial.system_attrs for trial in trials)
 
 
 def checked_point(space: SearchSpace, sampler: BaseSampler, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from hpo.storage.attributes import (
 )
 from hpo.storage.grants import granted_until, grants_of
 from hpo.storage.lineage import forked_from, inherited_epochs
-from hpo.storage.optuna_private import user_attrs_of
+from hpo.storage.optuna_private import fixed_params, user_attrs_of
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
@@ -95,11 +95,10 @@ def _seen(opened: OpenStudy, here: int | None, values: Mapping[int, float]) -> S
 
 def seen(trial: FrozenTrial) -> Seen:
     """A trial as a scheduler sees it."""
-    fixed: dict[str, Any] = trial.system_attrs.get("fixed_params") or {}
     outcome = outcome_of(trial)
     return Seen(
         number=trial.number,
-        params=fixed | trial.params,
+        params=fixed_params(trial) | trial.params,
         values=trial.intermediate_values,
         state=state_of(trial),
         until=granted_until(trial),
