@@ -54,7 +54,7 @@ from trainer.metrics.objects import is_object
 from trainer.state import DIVERGED, best_epoch
 
 
-def preflight(spec: StudySpec, slots: Sequence[Slot], *, search: bool = True) -> list[DevicePreflight]:
+def preflight(spec: StudySpec, slots: Sequence[Slot]) -> list[DevicePreflight]:
     """Train a few batches of the base config on each device, and of the largest one that may be drawn.
 
     Nothing is left behind: files go to a folder that is removed, the storage is not opened, and callbacks that
@@ -63,13 +63,12 @@ def preflight(spec: StudySpec, slots: Sequence[Slot], *, search: bool = True) ->
     Args:
         spec: The study, checked by `hpo.checks.checks.check_study`.
         slots: What the workers would use.
-        search: Also try the high end of the search space.
 
     Raises:
         InputError: The base config does not train; it names the part and the cause.
     """
     builder = Builder(spec)
-    space = SearchSpace.from_spec(spec) if search else None
+    space = SearchSpace.from_spec(spec)
     found = []
     threads = torch.get_num_threads()
     try:
@@ -83,13 +82,13 @@ def preflight(spec: StudySpec, slots: Sequence[Slot], *, search: bool = True) ->
     return found
 
 
-def _on_devices(peers: Peers, space: SearchSpace | None, slot: Slot, workers: int) -> DevicePreflight:
+def _on_devices(peers: Peers, space: SearchSpace, slot: Slot, workers: int) -> DevicePreflight:
     builder, device = peers.builder, torch.device(slot.names[0])
     memory = PeakMemory(device)
     notes: list[Finding] = []
     base = _tried(peers, {}, device, memory, notes)
     largest = None
-    params = {} if space is None else largest_params(builder.spec, space)
+    params = largest_params(builder.spec, space)
     if params:
         try:
             largest = _tried(peers, params, device, memory, [])
@@ -104,8 +103,7 @@ def _on_devices(peers: Peers, space: SearchSpace | None, slot: Slot, workers: in
                 fix += ", narrow the search space, or set `run.on_oom: retry_with_accumulation`"
             if not alone:
                 notes.append(finding(builder.spec, problem, path="search_space", fix=fix))
-    if space is not None:
-        notes += _low_ends(builder, space, device)
+    notes += _low_ends(builder, space, device)
     each = max(item.memory_bytes for item in (base, largest) if item)
     # Of GPUs each has its own memory; processes on the processor share it.
     notes += memory.too_little(builder.spec, workers, each if device.type == "cuda" else each * slot.size)

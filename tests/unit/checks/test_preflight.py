@@ -212,7 +212,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tried(file: Path, *overrides: str, search: bool = False) -> DevicePreflight:
-    return preflight(load_spec(file, overrides), CPU, search=search)[0]
+    return preflight(load_spec(file, overrides if search else (*overrides, "search_space={}")), CPU)[0]
 
 
 def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -475,7 +475,7 @@ def test_callbacks_that_tell_others_stay_silent(file: Path) -> None:
 
 def test_the_threads_of_a_worker_are_used_and_given_back(file: Path) -> None:
     threads = torch.get_num_threads()
-    preflight(load_spec(file), [Slot("cpu", "cpu", None, threads + 1)], search=False)
+    preflight(load_spec(file, ["search_space={}"]), [Slot("cpu", "cpu", None, threads + 1)])
     assert torch.get_num_threads() == threads
 
 

@@ -209,5 +209,5 @@ def test_the_same_in_python(file: Path) -> None:
 )
 def test_a_check_names_the_metric_that_fails(file: Path, override: str, path: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem) as raised:
-        preflight(load_spec(file, [override]), [Slot("cpu", "cpu", None, 1)], search=False)
+        preflight(load_spec(file, [override, "search_space={}"]), [Slot("cpu", "cpu", None, 1)])
     assert raised.value.path == path
