@@ -69,18 +69,17 @@ def _new_file(file: Path, shown: str) -> Answer:
 
 
 def _version(url: sa.URL) -> str:
-    engine = sa.create_engine(url, **_impatient(url))
-    question = "SELECT sqlite_version()" if url.get_backend_name() == "sqlite" else "SELECT version()"
+    engine, backend = sa.create_engine(url, **_impatient(url)), url.get_backend_name()
+    question = "SELECT sqlite_version()" if backend == "sqlite" else "SELECT version()"
     try:
         with engine.connect() as conn:
             version = str(conn.execute(sa.text(question)).scalar())
-            conn.exec_driver_sql(
-                "SELECT count(*) FROM sqlite_master"
-            ) if url.get_backend_name() == "sqlite" else None
+            if backend == "sqlite":
+                conn.exec_driver_sql("SELECT count(*) FROM sqlite_master")
     finally:
         engine.dispose()
     names = {"sqlite": "SQLite ", "mysql": "" if "MariaDB" in version else "MySQL "}
-    return names.get(url.get_backend_name(), "") + version.partition(" on ")[0].partition(",")[0]
+    return names.get(backend, "") + version.partition(" on ")[0].partition(",")[0]
 
 
 def _impatient(url: sa.URL) -> dict[str, Any]:

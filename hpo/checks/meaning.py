@@ -34,8 +34,8 @@ _SENSIBLE_LR: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(("AdamWScheduleFree", "RAdamScheduleFree"), _ADAPTIVE),
     **dict.fromkeys(("SGD", "ASGD", "SGDScheduleFree"), (1e-8, 10.0)),
 }
-#: The span, high over low, from which on steps of equal size leave most of the orders of magnitude unseen.
 _ABSENT: Final = object()
+#: The span, high over low, from which on steps of equal size leave most of the orders of magnitude unseen.
 _DECADES: Final = 1000
 #: Bytes; a process that has imported torch takes more.
 _LEAST_MEMORY: Final = 64 * 2**20

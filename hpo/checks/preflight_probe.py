@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -263,12 +263,8 @@ def _module_of(step: Any) -> nn.Module | None:
 
 def shapes_of(value: Any) -> str:
     """Shapes and types of the tensors in a value."""
-    found = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in _tensors(value)]
+    found = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors_in(value)]
     return ", ".join(found) or type(value).__name__
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    return tensors_in(value)
 
 
 def _counts(trainer: TrainerView) -> bool:
