@@ -27,7 +27,7 @@ def _as_written(run: Shown, written: Mapping[str, Any]) -> dict[str, Any]:  # no
 
 
 def _followed(run: Shown, written: Mapping[str, Any]) -> dict[str, Any]:
-    return {**written, "monitor": run.spec.study.metric, "mode": run.spec.study.mode}
+    return {**written, **run.followed}
 
 
 def _watched(run: Shown, written: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,12 +45,17 @@ class Shown:
             return dict(self.place.params)
         return flat(hidden({key: self.config[key] for key in _SECTIONS if key in self.config}))
 
+    @property
+    def followed(self) -> dict[str, str]:
+        """The study's metric, as the arguments of a callback that goes by it."""
+        return {"monitor": self.spec.study.metric, "mode": self.spec.study.mode}
+
     def wandb(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments of the callback for W&B, from those that the study file gives."""
-        study = self.spec.study
+        study = self.spec.study.name
         defaults = {
-            "project": study.name,
-            "group": study.name,
+            "project": study,
+            "group": study,
             "name": self.place.name,
             "job_type": "trial" if self._is_trial else "final",
         }
@@ -61,17 +66,16 @@ class Shown:
             "checkpoints": [folder / CHECKPOINTS for folder in self._attempts()],
             "run_id": self._key(),
             "config": self._parameters,
-            "monitor": study.metric,
-            "mode": study.mode,
+            **self.followed,
         }
 
     def mlflow(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments of the callback for MLflow."""
-        study = self.spec.study
-        tags = {"group": study.name, "job_type": "trial" if self._is_trial else "final"}
+        study = self.spec.study.name
+        tags = {"group": study, "job_type": "trial" if self._is_trial else "final"}
         given = written.get("tags") or {}
         return {
-            "experiment": study.name,
+            "experiment": study,
             "name": self.place.name,
             **written,
             "tracking_uri": _from_folder(written.get("tracking_uri"), self.spec.folder),
@@ -79,22 +83,19 @@ class Shown:
             "folder": self.spec.output_dir,
             "run_key": self._key(),
             "params": self._parameters,
-            "monitor": study.metric,
-            "mode": study.mode,
+            **self.followed,
         }
 
     def comet(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments of the callback for Comet."""
-        study = self.spec.study
         return {
-            "project": study.name,
+            "project": self.spec.study.name,
             "name": self.place.name,
             **written,
             "folder": self.place.folder / "comet",
             "run_key": self._key(),
             "params": self._parameters,
-            "monitor": study.metric,
-            "mode": study.mode,
+            **self.followed,
         }
 
     def tensorboard(self, written: Mapping[str, Any]) -> dict[str, Any]:
