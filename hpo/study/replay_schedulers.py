@@ -20,7 +20,7 @@ from hpo.search.schedulers.simulation import Known, Simulation
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
-from hpo.study.replayable import Replayable, replayable
+from hpo.study.replayable import Replayable, order_of, replayable
 from hpo.study.standing import standing_of
 from hpo.study.undeclared import refuse_what_needs_a_space
 
@@ -215,10 +215,9 @@ def _replayed(
     workers: int,
     epochs: int | None,
 ) -> Figures:
-    """One replay; order 0 is the study's own, the others are drawn from their numbers."""
-    rows = range(len(stored)) if order == 0 else np.random.default_rng(order).permutation(len(stored))
+    """One replay, in the order of this number."""
     speeds = paces(len(stored), order if workers > 1 else None)
-    known = [replace(stored[row], pace=speeds[row]) for row in rows]
+    known = [replace(stored[row], pace=speeds[row]) for row in order_of(len(stored), order)]
     standing = _standing(opened, spec, order, workers, epochs, len(known))
     simulation = Simulation(checked_scheduler(spec), standing, Stored(known, standing).draw, workers)
     simulation.run()

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.marks import COMMAND_LINE
@@ -20,7 +19,7 @@ from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
-from hpo.study.replayable import replayable
+from hpo.study.replayable import order_of, replayable
 
 #: A trial of a pruner on fewer curves may not reach what it does after its start-up trials.
 _TRIED: Final = 12
@@ -151,8 +150,7 @@ def replay_study(
 
 
 def _replayed(opened: OpenStudy, curves: list[RecordedRun], spec: StudySpec, order: int, workers: int) -> Replay:
-    """One replay; order 0 is the study's own, the others are drawn from their numbers."""
-    rows = range(len(curves)) if order == 0 else np.random.default_rng(order).permutation(len(curves))
+    """One replay, in the order of this number."""
     setting = Setting(
         direction=spec.study.direction,
         workers=workers,
@@ -160,4 +158,4 @@ def _replayed(opened: OpenStudy, curves: list[RecordedRun], spec: StudySpec, ord
         max_epochs=opened.study.user_attrs.get(MAX_EPOCHS_ATTR, spec.trial_epochs),
         study_name=spec.study.name,
     )
-    return replay(curves, make_pruner(spec), setting, rows)
+    return replay(curves, make_pruner(spec), setting, order_of(len(curves), order))

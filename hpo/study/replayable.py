@@ -1,4 +1,4 @@
-"""Which trials of a study can be replayed: those whose stored curve is the work of their parameters alone."""
+"""Which trials of a study can be replayed, those whose curve is the work of their parameters; in which orders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 from optuna.trial import FrozenTrial
 
 from hpo.storage.attributes import SAME_AS_ATTR
@@ -54,3 +55,8 @@ def replayable(opened: OpenStudy) -> Replayable:
     alone = [trial for trial in ended if forked_from(trial) is None]
     trials = [trial for trial in alone if SAME_AS_ATTR not in trial.user_attrs]
     return Replayable(trials, len(ended) - len(alone), len(alone) - len(trials))
+
+
+def order_of(count: int, number: int) -> Sequence[int]:
+    """So many trials in the order of this number: 0 is the study's own, others are random."""
+    return range(count) if number == 0 else np.random.default_rng(number).permutation(count).tolist()
