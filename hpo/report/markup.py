@@ -96,3 +96,9 @@ def figure(name: str, drawn: go.Figure, label: str, *, height: int = HEIGHT, wid
 def joined(pieces: Iterable[Markup]) -> Markup:
     """Pieces, one after the other."""
     return Markup().join(pieces)
+
+
+def by_metric(made: Iterable[tuple[str, Markup]]) -> Markup:
+    """What is made for each metric, headed by it where there are several."""
+    pairs = list(made)
+    return joined(subsection(metric, each) if len(pairs) > 1 else each for metric, each in pairs)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import optuna
+import plotly.graph_objects as go
+from markupsafe import Markup
 from optuna.trial import FrozenTrial
 
 from hpo.report.data import StudyReport
 from hpo.report.looks import broken, sampled, thinned
-from hpo.report.markup import Section, figure, note, tiles
+from hpo.report.markup import Section, by_metric, figure, note, tiles
 from hpo.report.search_figures import (
     AXIS_WIDTH,
     FEWEST_POINTS,
@@ -23,7 +25,7 @@ from hpo.report.search_figures import (
     places_of,
     slices,
 )
-from hpo.report.sections import ONE_OF_FORKS, by_metric, several_figures
+from hpo.report.sections import ONE_OF_FORKS
 from hpo.report.snapshot import drawn_text, snapshot
 from hpo.wording import count_of
 
@@ -49,7 +51,7 @@ def front_section(report: StudyReport) -> Section | None:
     ]
     remark = "No other trial is better than one on the front in one objective without being worse in another."
     remark += sampled(kept, report.complete)
-    return Section("front", "Pareto front", several_figures("front", drawn) + note(remark))
+    return Section("front", "Pareto front", _several_figures("front", drawn) + note(remark))
 
 
 def importance_section(report: StudyReport) -> Section:
@@ -149,7 +151,7 @@ def contour_section(report: StudyReport) -> Section:
     drawn = [(metric, contour(study, report.goals, metric, pair)) for metric in report.goals]
     remark = "Points are trials; what lies between them is interpolated, and yellow is better."
     remark += sampled(kept, complete, done="used")
-    return Section("contour", title, several_figures("contour", drawn) + note(remark))
+    return Section("contour", title, _several_figures("contour", drawn) + note(remark))
 
 
 _NOTHING: Final = "No trial is complete yet."
@@ -157,3 +159,11 @@ _NOTHING: Final = "No trial is complete yet."
 
 def _escaped(trials: Sequence[FrozenTrial], report: StudyReport) -> optuna.Study:
     return snapshot(trials, report.goals, drawn_text)
+
+
+def _several_figures(name: str, drawn: Iterable[tuple[str, go.Figure]]) -> Markup:
+    """A figure by metric; headed by it where there are several."""
+    return by_metric(
+        (metric, figure(f"{name}-{place}", each, f"{name} of {metric}"))
+        for place, (metric, each) in enumerate(drawn)
+    )

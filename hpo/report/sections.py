@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from hpo.report.data import MOST_TRIALS, StudyReport
@@ -13,6 +11,7 @@ from hpo.report.figures import MOST_POINTS, history, learning_curves
 from hpo.report.looks import sampled
 from hpo.report.markup import (
     Section,
+    by_metric,
     figure,
     folded,
     grid,
@@ -180,17 +179,3 @@ def edge_section(report: StudyReport) -> Section:
 
 #: Where trials count that were drawn by themselves.
 ONE_OF_FORKS: Final = " Of a trial and its forks the best one counts."
-
-
-def several_figures(name: str, drawn: Iterable[tuple[str, go.Figure]]) -> Markup:
-    """A figure by metric; headed by it where there are several."""
-    return by_metric(
-        (metric, figure(f"{name}-{place}", each, f"{name} of {metric}"))
-        for place, (metric, each) in enumerate(drawn)
-    )
-
-
-def by_metric(made: Iterable[tuple[str, Markup]]) -> Markup:
-    """What is made for each metric, headed by it where there are several."""
-    pairs = list(made)
-    return joined(subsection(metric, each) if len(pairs) > 1 else each for metric, each in pairs)
