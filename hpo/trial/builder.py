@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +37,8 @@ from trainer.metrics.whole_set import MAX_BYTES, WholeSet
 
 #: Keys of `trainer` that are arguments of the Trainer as they are.
 _HANDED_OVER: Final = ("validate_every", "precision", "compile", "cuda_graph", "strategy", "deterministic")
+#: How callbacks refuse the value of one argument.
+_OF_ONE: Final = re.compile(r"(?P<name>\w+) is (?P<value>.+): (?P<fix>give .+)")
 
 
 @dataclass
@@ -226,8 +229,21 @@ class Builder:
         except ImportError as error:
             raise self.spec.error(str(error), path=f"callbacks.{name}") from error
         except (TypeError, ValueError) as error:
+            if (match := _OF_ONE.fullmatch(str(error))) and _is_of(match, arguments):
+                raise self.spec.error(
+                    f"`{name}` refuses this value",
+                    path=join_path(("callbacks", name, match["name"])),
+                    value=match["value"],
+                    fix=match["fix"],
+                ) from error
             fix = f"it takes {', '.join(inspect.signature(row.offered).parameters) or 'no argument'}"
             raise self.spec.error(str(error), path=f"callbacks.{name}", fix=fix) from error
+
+
+def _is_of(refusal: re.Match[str], arguments: Mapping[str, Any]) -> bool:
+    """Whether an argument was written with the value that a callback refuses."""
+    written = arguments.get(refusal["name"])
+    return refusal["value"] in (str(written), repr(written))
 
 
 @contextlib.contextmanager

@@ -409,17 +409,24 @@ def caches(studies: Studies) -> set[Path]:
 @pytest.mark.parametrize(
     ("written", "problem"),
     [
-        ("early_stopping={patience: 0}", "callbacks.early_stopping: patience is 0"),
+        ("early_stopping={patience: 0}", "callbacks.early_stopping.patience: `early_stopping` refuses this value"),
+        (
+            "ema={decay: 2}",
+            "callbacks.ema.decay: `ema` refuses this value\n  value: 2\n  fix: give a number from 0",
+        ),
         ("gradient_clipping={}", "callbacks.gradient_clipping: max_norm is None and max_value None"),
-        ("gradient_accumulation={batches: 0}", "callbacks.gradient_accumulation: batches is 0"),
-        ("checkpoint={keep_best: 0}", "callbacks.checkpoint: keep_best is 0"),
+        (
+            "gradient_accumulation={batches: 0}",
+            "callbacks.gradient_accumulation.batches: `gradient_accumulation` refuses",
+        ),
+        ("checkpoint={keep_best: 0}", "callbacks.checkpoint.keep_best: `checkpoint` refuses this value"),
         (
             "gradient_accumulation={batches: 2.5}",
             "callbacks.gradient_accumulation.batches: must be a whole number",
         ),
         ("ema={decay: abc}", "callbacks.ema.decay: must be a number"),
         ("wandb={tags: one}", "callbacks.wandb.tags: must be a list, each entry a text"),
-        ("mlflow={tags: one}", "callbacks.mlflow: tags is 'one': give names and values"),
+        ("mlflow={tags: one}", "callbacks.mlflow.tags: `mlflow` refuses this value"),
         ("early_stopping={monitor: val_acc}", "callbacks.early_stopping.monitor: nothing records this metric"),
         ("loss_prediction={metric: los}", "callbacks.loss_prediction.metric: nothing records this metric"),
         ("notifier={url: 'env:NOT_SET_ANYWHERE'}", "callbacks.notifier: url is 'env:NOT_SET_ANYWHERE'"),
