@@ -146,7 +146,8 @@ def with_target(node: dict[str, Any]) -> dict[str, Any]:
     if TARGET not in node:
         raise fail("required key is missing", fix, TARGET)
     if not is_import_path(node[TARGET]):
-        raise fail("is not an import path", fix, TARGET)
+        dotted = re.sub(r"(\.py)?:", ".", str(node[TARGET])).removesuffix("()")
+        raise fail("is not an import path", f"write `{dotted}`" if is_import_path(dotted) else fix, TARGET)
     return node
 
 
