@@ -24,6 +24,15 @@ PARTIAL, RECURSIVE, ARGS = "_partial_", "_recursive_", "_args_"
 HYDRA_KEYS = frozenset({TARGET, PARTIAL, RECURSIVE, ARGS, "_convert_"})
 
 _LISTED = 30
+#: What modules are called by those who import them under a short name.
+_SHORT = {
+    "F": "torch.nn.functional",
+    "functional": "torch.nn.functional",
+    "lr_scheduler": "torch.optim.lr_scheduler",
+    "nn": "torch.nn",
+    "np": "numpy",
+    "optim": "torch.optim",
+}
 #: In a text that OmegaConf would not take as it stands.
 _SPECIAL = re.compile(r"\$\{|\?\?\?|\\\\")
 
@@ -89,6 +98,8 @@ class TargetResolver:
         if found is None:
             known = sorted({item.stem for item in self.folder.glob("*.py")})
             fix = suggest_name(first, known, what=f"modules in {self.folder} are") + "; or install the package"
+            if first in _SHORT:
+                fix = f"write `{'.'.join((_SHORT[first], *rest))}`"
             raise InputError(f"can't import `{first}`: there is no such module", value=path, fix=fix)
         yield first, found
         for at, name in enumerate(rest, start=1):
