@@ -61,6 +61,25 @@ _OF_TRAINERS: Final = {
     "enable_progress_bar": "callbacks.progress_bar",
 }
 
+#: Values of ``trainer.precision`` elsewhere: Lightning's mixed precisions, and the names of types.
+_PRECISIONS: Final = {
+    "16": "fp16",
+    "16-mixed": "fp16",
+    "float16": "fp16",
+    "half": "fp16",
+    "bf16-mixed": "bf16",
+    "bfloat16": "bf16",
+    "32": "fp32",
+    "32-true": "fp32",
+    "float32": "fp32",
+    "no": "fp32",
+}
+
+
+def precision_here(value: Any) -> Any:
+    """What a study file calls another tool's precision; the value itself where it is none of those."""
+    return _PRECISIONS.get(str(value).removeprefix("torch."), value)
+
 
 def place_here(keys: Keys) -> str:
     """Where a study file has what its section ``trainer`` is asked for by another trainer's name; else empty."""

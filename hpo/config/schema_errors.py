@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from hpo.config.marks import COMMAND_LINE, Marks
-from hpo.config.other_words import place_here
+from hpo.config.other_words import place_here, precision_here
 from hpo.config.paths import Keys, join_path, lookup, nearest, show, suggest_name
 from hpo.config.schema import StudyFile, known_keys, model_of
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
@@ -79,7 +79,8 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
         words = "must be a name, or a mapping"
     fix = f"write {_example(owner, keys)}"
     if kind == "literal_error":
-        fix = suggest_name(item["input"], re.findall(r"'([^']*)'", context["expected"]), what="choose from")
+        meant = precision_here(item["input"]) if keys == ("trainer", "precision") else item["input"]
+        fix = suggest_name(meant, re.findall(r"'([^']*)'", context["expected"]), what="choose from")
     if kind == "int_type" and isinstance(item["input"], float) and item["input"].is_integer():
         fix = f"write `{keys[-1]}: {int(item['input'])}`"
     if isinstance(item["input"], str):

@@ -77,3 +77,22 @@ def test_a_key_of_the_same_section_is_meant_rather_than_one_elsewhere(tmp_path: 
     with pytest.raises(InputError, match="names nothing") as refused:
         load_spec(spec.path, ["trainer.patience=3"])
     assert refused.value.fix == "that is `callbacks.early_stopping.patience` here"
+
+
+@pytest.mark.parametrize(
+    ("written", "ours"),
+    [
+        ("16-mixed", "fp16"),
+        ("bf16-mixed", "bf16"),
+        ("32", "fp32"),
+        ("32-true", "fp32"),
+        ("torch.bfloat16", "bf16"),
+    ],
+)
+def test_a_precision_in_the_words_of_another_tool_is_answered_with_ours(
+    tmp_path: Path, written: str, ours: str
+) -> None:
+    path = make_study(tmp_path)
+    with pytest.raises(InputError, match=r"trainer\.precision: must be") as refused:
+        load_spec(path, [f"trainer.precision={written}"])
+    assert refused.value.fix == f"did you mean `{ours}`? choose from: fp32, bf16, fp16"
