@@ -39,6 +39,8 @@ _ABSENT: Final = object()
 _DECADES: Final = 1000
 #: Bytes; a process that has imported torch takes more.
 _LEAST_MEMORY: Final = 64 * 2**20
+#: Bytes; the checkpoint of a model with a single weight takes 17 kB.
+_LEAST_CHECKPOINT: Final = 10_000
 #: Samplers that go through every point.
 _GRIDS: Final = (SAMPLERS["grid"], SAMPLERS["brute_force"])
 #: Samplers that are named for the points that they draw, not for how well they search.
@@ -339,6 +341,14 @@ def _memory(reader: Reader) -> Findings:
         yield reader.warn(problem, "run.trial_memory", f"{given} bytes", 'write for example "16GiB"')
 
 
+def _quota(reader: Reader) -> Findings:
+    """Room on the disk for no checkpoint."""
+    given = reader.spec.run.disk_quota
+    if given is not None and given < _LEAST_CHECKPOINT:
+        problem = "no checkpoint fits: that of the smallest model takes more"
+        yield reader.warn(problem, "run.disk_quota", f"{given} bytes", 'write for example "200GB"')
+
+
 def _overridden(reader: Reader) -> Findings:
     if reader.spec.study.baseline:  # the base config is a trial, then
         return
@@ -363,5 +373,6 @@ _SEARCH: Final[Collection[Check]] = (
     _timeouts,
     _engine,
     _memory,
+    _quota,
     _network,
 )

@@ -61,6 +61,7 @@ def scheduler(name: str, arguments: str) -> str:
         ([FREEZE_THAW, "study.sampler.name=grid"], "study.sampler.name", "freeze_thaw proposes them itself"),
         (["run.resources.memory=16GiB"], "run.resources", "no engine places agents"),
         (["run.trial_memory=1KB"], "run.trial_memory", "torch alone takes more"),
+        (["run.disk_quota=1KB"], "run.disk_quota", "no checkpoint fits"),
         (
             [scheduler("CosineAnnealingLR", "T_max: 20")],
             "lr_scheduler.T_max",
@@ -311,7 +312,7 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
         ["study.scheduler={name: asha, first_rung: 9}", "study.pruner=none"],
         ["study.scheduler={name: asha, first_rung: 2}", "study.pruner=none", "trainer.max_epochs=1"],
         ["run.workers=40"],
-        ["run.trial_memory=1GB", "run.agents=null", "run.resources={}"],
+        ["run.trial_memory=1GB", "run.disk_quota=90kB", "run.agents=null", "run.resources={}"],
         ["run={on: 'slurm:partition=gpu', agents: 2..8, resources: {gpu: 1}}"],
         [
             "study.epochs=40",
