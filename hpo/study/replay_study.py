@@ -13,8 +13,10 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.config.marks import COMMAND_LINE
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError, StudyError
-from hpo.search.pruners import make_pruner
+from hpo.search.by_name import known_class
+from hpo.search.pruners import PRUNERS, make_pruner
 from hpo.search.replay import RecordedRun, Replay, Setting, replay, summarize, whole_curves
+from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
@@ -36,7 +38,7 @@ def typed_mapping(text: str, option: str) -> str:
         option: After which option: ``--pruner`` or ``--scheduler``.
 
     Raises:
-        InputError: A part after the first is not ``key=value``, or there is no name.
+        InputError: A part after the first is not ``key=value``, there is no name, or it is one of the other kind.
     """
     name, *arguments = (part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text))
     pairs = [argument.partition("=") for argument in arguments]
@@ -44,6 +46,11 @@ def typed_mapping(text: str, option: str) -> str:
     if not name or wrong is not None:
         fix = f"write a name and arguments, for example `{_EXAMPLES[option]}`"
         raise InputError(f"is no {option[2:]}", file=COMMAND_LINE, path=option, value=text, fix=fix)
+    kinds = {"--pruner": known_class(name, PRUNERS), "--scheduler": SCHEDULERS.get(name)}
+    (other,) = kinds.keys() - {option}
+    if kinds[option] is None and kinds[other] is not None:
+        problem, fix = f"is a {other[2:]}, no {option[2:]}", f"write `{other} {text}`"
+        raise InputError(problem, file=COMMAND_LINE, path=f"{option} {text}", fix=fix)
     inside = ", ".join(f"{key.strip()}: {value.strip()}" for key, _, value in pairs)
     return f"{{name: {name}, {inside}}}" if inside else f"{{name: {name}}}"
 

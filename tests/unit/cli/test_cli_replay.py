@@ -265,6 +265,11 @@ def test_a_study_that_maximises_is_judged_the_other_way(studies: Studies) -> Non
         ("median,3", "command line: --pruner: is no pruner", "--pruner median,n_warmup_steps=3"),
         (",", "command line: --pruner: is no pruner", "value: ,"),
         (
+            "asha,factor=4",
+            "command line: --pruner asha,factor=4: is a scheduler, no pruner",
+            "fix: write `--scheduler asha,factor=4`",
+        ),
+        (
             "percentile",
             "command line: --pruner percentile: PercentilePruner needs the argument percentile",
             "percentile: …",
@@ -436,6 +441,10 @@ def test_values_of_trials_that_diverged_or_failed_are_not_found(studies: Studies
     ("options", "said"),
     [
         (("--scheduler", "ash"), "--scheduler ash: no scheduler has this name"),
+        (
+            ("--scheduler", "median"),
+            "--scheduler median: is a pruner, no scheduler\n  fix: write `--pruner median`",
+        ),
         (("--scheduler", "asha,factr=4"), "--scheduler asha,factr=4: Asha takes no such argument"),
         (("--scheduler", "asha,4"), "--scheduler: is no scheduler"),
         (("--scheduler", "pbt"), "--scheduler pbt: can't be replayed"),
