@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperArgument, TyperCommand
 
 from hpo.config.paths import show, suggest_name
 
@@ -19,6 +19,7 @@ _SAID: Final = {
     "greater_than": ("must be more than {gt}", "write more than {gt}"),
     "less_than_equal": ("must be at most {le}", "write {le} or less"),
 }
+_NEGATIVE: Final = re.compile(r"-\d+")
 _CHOICES: Final = re.compile(r"is not one of (.+)")
 
 
@@ -27,11 +28,19 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; typer's errors get the value and a fix."""
+        self._refuse_negative(ctx, args)
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             error.message = _explained(error)
             raise
+
+    def _refuse_negative(self, ctx: Any, args: list[str]) -> None:
+        """Refuse a negative number where an argument is a number: it would be taken for an option."""
+        numbers = [each for each in self.params if isinstance(each, TyperArgument) and each.min is not None]
+        if numbers and (typed := next(filter(_NEGATIVE.fullmatch, args), None)):
+            message = f"must be at least {numbers[0].min}\n  value: {typed}\n  fix: write {numbers[0].min} or more"
+            raise typer.BadParameter(message, ctx, numbers[0])
 
 
 def _explained(error: typer.BadParameter) -> str:

@@ -21,6 +21,10 @@ pytestmark = pytest.mark.full
             "'--n-trials': must be a whole number\n  value: 1.5\n  fix: write a whole number\n",
         ),
         (
+            ("logs", "study.yaml", "-1", "--follow"),
+            "'TRIAL': must be at least 0\n  value: -1\n  fix: write 0 or more\n",
+        ),
+        (
             ("status", "study.yaml", "--watch", "--interval", "often"),
             "'--interval': must be a number\n  value: often\n  fix: write a number\n",
         ),
