@@ -129,6 +129,13 @@ def pruned_by(epoch: int, pruner: str) -> str:
     return f"pruned at epoch {epoch} by {pruner}"
 
 
+def not_finite(epoch: int, metrics: Sequence[str], *, returned: bool) -> str:
+    """What of a diverged trial was not finite: ``epoch 3: train_loss, val_loss not finite``."""
+    if not metrics:
+        return f"after epoch {epoch}, see its log"
+    return f"{'returned' if returned else f'epoch {epoch}'}: {listed(metrics, 4)} not finite"
+
+
 def condemned(epoch: int, probability: float, alpha: float, *, runs_on: bool) -> str:
     """What the pruner decided: ``pruned at epoch 3: probability 0.004 to end among the best, alpha is 0.04``."""
     became = "kept as an audit run" if runs_on else "pruned"

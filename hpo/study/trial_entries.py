@@ -42,10 +42,10 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
     ``params`` are as the study file has them, lists and mappings among them; of a trial that waits in the queue
     those that it was queued with, the others are drawn when it starts. ``metrics`` are those of its best
     epoch that a person asked for (`hpo.study.internals.parted_metrics`), empty before there is one. The traceback
-    is that of a failed trial, None for any other; the reason is that of a failed one, of one that was paused when
-    the study ended or a fork took its place, of one that a pruner pruned or, to audit itself, let run on, of one
-    that took over the result of a trial with the same parameters, and has no epochs of its own, or of one that was
-    queued with a parameter which its function never asked for.
+    is that of a failed trial, None for any other; the reason is that of a failed or diverged one, of one that was
+    paused when the study ended or a fork took its place, of one that a pruner pruned or, to audit itself, let run
+    on, of one that took over the result of a trial with the same parameters, and has no epochs of its own, or of
+    one that was queued with a parameter which its function never asked for.
 
     What hpo keeps beside it is in ``internals``: the other metrics of that epoch, the first ``prediction`` beside
     what came of it, the seed, and ``attempts``, the first one first; worker and device are the last attempt's.
@@ -87,7 +87,7 @@ def _params(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _cause(trial: FrozenTrial, fork: FrozenTrial | None, pruner: str) -> dict[str, Any]:
-    """Why a trial failed, is pruned, was audited or has another one's result; see `study_trials`.
+    """Why a trial failed or diverged, is pruned, was audited or has another one's result; see `study_trials`.
 
     What a lost attempt left on a trial that ended well later is not about its end.
     """
@@ -102,7 +102,8 @@ def _cause(trial: FrozenTrial, fork: FrozenTrial | None, pruner: str) -> dict[st
         return {"reason": pruned_by(trial.user_attrs[PRUNED_ATTR], pruner), "traceback": None}
     if outcome_of(trial) == Outcome.COMPLETE and (names := unasked(trial)):
         return {"reason": never_asked(names), "traceback": None}
-    attrs = trial.user_attrs if trial.state == TrialState.FAIL else {}
+    failed = trial.state == TrialState.FAIL or outcome_of(trial) == Outcome.DIVERGED
+    attrs = trial.user_attrs if failed else {}
     return {"reason": attrs.get(REASON_ATTR), "traceback": attrs.get(TRACEBACK_ATTR)}
 
 

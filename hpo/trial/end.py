@@ -30,7 +30,7 @@ from hpo.study.outcome import Outcome, finite, outcome_of
 from hpo.study.own_trials import trial_value
 from hpo.trial.checkpoints import checkpoint_of_epoch
 from hpo.trial.training_code import TrainingCode, came_to
-from hpo.wording import listed
+from hpo.wording import listed, not_finite
 from trainer.error_text import shortened
 from trainer.recorded import Metrics
 
@@ -127,10 +127,18 @@ class TrialEnd:
             study.tell(self.trial, [found[1][name] for name in goals])
         elif outcome == Outcome.DIVERGED:
             self.trial.set_user_attr(OUTCOME_ATTR, outcome)
+            self.trial.set_user_attr(REASON_ATTR, self._why_diverged())
             study.tell(self.trial, [math.inf if each == "minimize" else -math.inf for each in goals.values()])
         else:
             assert failure is not None
             self._store_failure(failure)
+
+    def _why_diverged(self) -> str:
+        """What was not finite, for people, as far as the metrics show it."""
+        last: Mapping[str, float] = self.code.returned or (self._history[-1] if self._history else {})
+        bad = [name for name, value in last.items() if not math.isfinite(value)]
+        watched = [name for name in bad if name in {"train_loss", "val_loss", *self.opened.spec.study.goals}]
+        return not_finite(len(self._history), watched or bad, returned=self.code.returned is not None)
 
     def pause(self) -> None:
         """Store that the trial is paused after its last epoch, and all that one keeps that is pruned there."""

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from hpo.execution.news import News
-from hpo.storage.attributes import BEST_ATTR, STARTED_AGAIN_ATTR
+from hpo.storage.attributes import BEST_ATTR, REASON_ATTR, STARTED_AGAIN_ATTR
 from hpo.storage.ledger import Lease
 from hpo.storage.pausing import paused_at
 from hpo.storage.recovery import Verdict
@@ -170,6 +170,17 @@ def test_what_has_returned_without_a_look_whether_to_stop_has_ended(studies: Stu
 def test_a_value_that_is_not_finite_has_diverged(studies: Studies) -> None:
     with studies.open() as (view,):
         assert run(view, lambda _: float("nan")).outcome == Outcome.DIVERGED
+        assert stored(view).user_attrs[REASON_ATTR] == "epoch 1: val_loss not finite"
+
+
+def test_of_a_value_returned_beside_epochs_that_is_not_finite_the_reason_says_so(studies: Studies) -> None:
+    def train(session: Session) -> float:
+        session.report(1, val_loss=1.0)
+        return math.inf
+
+    with studies.open() as (view,):
+        assert run(view, train).outcome == Outcome.DIVERGED
+        assert stored(view).user_attrs[REASON_ATTR] == "returned: val_loss not finite"
 
 
 def test_what_is_returned_after_a_request_to_stop_is_no_value(studies: Studies) -> None:

@@ -250,11 +250,11 @@ def test_a_pruned_trial_is_pruned(studies: Studies) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "value"),
-    [((), math.inf), (("study.metric=val_mae", "study.direction=maximize"), -math.inf)],
+    ("overrides", "value", "others"),
+    [((), math.inf, ()), (("study.metric=val_mae", "study.direction=maximize"), -math.inf, ("val_mae",))],
 )
 def test_a_diverged_trial_is_the_worst_and_never_the_best(
-    studies: Studies, overrides: tuple[str, ...], value: float
+    studies: Studies, overrides: tuple[str, ...], value: float, others: tuple[str, ...]
 ) -> None:
     with studies.open("loss.nan=true", *overrides) as (view,):
         report = run(view)
@@ -264,6 +264,15 @@ def test_a_diverged_trial_is_the_worst_and_never_the_best(
         assert best_trial(view) is None
         assert study_status(view)["outcomes"]["diverged"] == 1
         assert not list(view.spec.output_dir.rglob("*.pt"))
+        (entry,) = study_trials(view)
+        assert entry["reason"] == f"epoch 1: {', '.join(('train_loss', 'val_loss', *others))} not finite"
+
+
+def test_a_trial_that_diverged_inside_an_epoch_sends_to_its_log(studies: Studies) -> None:
+    with studies.open("loss.nan=true", "callbacks.nan_detection.every_n_batches=1") as (view,):
+        assert run(view).outcome == Outcome.DIVERGED
+        (entry,) = study_trials(view)
+        assert (entry["epochs"], entry["reason"]) == (0, "after epoch 0, see its log")
 
 
 @pytest.mark.parametrize(
