@@ -39,11 +39,10 @@ _LAST_WORDS: Final = 2.0
 #: How often a process that waits for others looks whether they are still there.
 _LOOK: Final = timedelta(seconds=2)
 #: What a process says at a meeting, of which the highest counts: nothing, that it has decided, or, rank 0 alone,
-#: that it first wants the others' shares of a checkpoint, or of its tensors; or that it has failed before.
-_NOTHING, _DECIDED, SHARES, TENSORS, _FAILED = range(5)
-#: What it says on the board where it does not come to a meeting but adds something up.
-_SUM: Final = 7
-#: Bits of what is shown there that say that.
+#: that it first wants the others' shares of a checkpoint, or of its tensors; where it does not come to a meeting,
+#: that it sends its parts of a split model, or, on the board alone, adds something up; or that it has failed.
+_NOTHING, _DECIDED, SHARES, TENSORS, PARTS, _SUM, FAILED = range(7)
+#: Bits of what is shown on the board that say that.
 _KIND: Final = 3
 _APART: Final = (
     "the processes are at different places of the run: in one of them a hook has skipped something that it did "
@@ -86,7 +85,6 @@ class Processes(Group):
         self._board: Board | None = None
         self._unseen = ""
         self._device_sums = 0
-        self._words = torch.zeros(1, dtype=torch.int64)
         self._highest = dist.AllreduceOptions()
         self._highest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._key = ""
@@ -178,7 +176,7 @@ class Processes(Group):
         """See `Group.leave`; not after what has been told to all."""
         try:
             if self._control is not None:
-                self._meet(_NOTHING if error is None else _FAILED)
+                self._meet(_NOTHING if error is None else FAILED)
         finally:
             self.will_meet = False
             if error is not None:
@@ -190,7 +188,7 @@ class Processes(Group):
             self._device_sums += 1
             return dist.all_reduce(flat, async_op=True)
         if self._board is not None and self._board.adds:
-            self._board.sum(flat, lambda: self._shown(_SUM, flat.numel()))
+            self._board.sum(flat, lambda: self._said(_SUM, flat.numel()))
             return None
         return self._begun(lambda control: control.allreduce([flat]))
 
@@ -263,8 +261,6 @@ class Processes(Group):
         """Wait until all are here, and give rank 0 what it asks for meanwhile; the highest word that was said."""
         while (said := self._exchange(word)) in {SHARES, TENSORS}:
             self._answer(said)
-        if said == _FAILED != word:
-            raise self._lost()
         return said
 
     def _answer(self, word: int) -> None:  # noqa: ARG002 - there is one question
@@ -272,35 +268,42 @@ class Processes(Group):
         self._gathered_now(self._make_share())
 
     def _exchange(self, word: int) -> int:
-        if self._board is not None:
-            return self._shown(word, self._device_sums)
-        words = self._words
-        words[0] = word
-        self._finish(self._begun(lambda control: control.allreduce([words], self._highest)))
-        return int(words)
+        return self._said(word, self._device_sums)[1]
 
-    def _shown(self, word: int, count: int) -> int:
-        """Exchange words on the board; the highest one.
+    def _said(self, word: int, count: int) -> tuple[int, int]:
+        """Exchange words; the lowest and the highest one.
 
         Args:
             word: What this process does.
-            count: How many numbers it adds up, or, at a meeting, how many sums its device has begun.
+            count: How many numbers it adds up or sends, or, at a meeting, how many sums its device has begun.
 
         Raises:
+            RankError: Another process has failed.
             RuntimeError: The processes are not at the same place.
         """
+        words, counts = self._of_all(word, count)
+        lowest, highest = min(words), max(words)
+        if highest == FAILED:
+            if word != FAILED:
+                raise self._lost()
+        elif min(counts) != max(counts) or (highest in {PARTS, _SUM} and lowest != highest):
+            raise RuntimeError(_APART)
+        return lowest, highest
+
+    def _of_all(self, word: int, count: int) -> tuple[list[int], list[int]]:
+        """The words and the counts; where there is no board, the lowest and the highest of each."""
         if self._board is None:
-            raise self._lost()
+            ends = torch.tensor([-word, word, -count, count])
+            self._finish(self._begun(lambda control: control.allreduce([ends], self._highest)))
+            lowest, highest, least, most = ends.tolist()
+            return [-lowest, highest], [-least, most]
         try:
             found = self._board.exchange(word | count << _KIND, self._look)
         except ConnectionError:
             found = []
         if not found:
             raise self._lost()
-        kinds = [shown & _SUM for shown in found]
-        if any(shown >> _KIND != count for shown in found) or (_SUM in kinds and min(kinds) != _SUM):
-            raise RuntimeError(_APART)
-        return max(kinds)
+        return [shown & ((1 << _KIND) - 1) for shown in found], [shown >> _KIND for shown in found]
 
     def _look(self) -> None:
         """Raise where the others are gone."""

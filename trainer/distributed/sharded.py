@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import torch
@@ -14,7 +14,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.optim import Optimizer
 
 from trainer.distributed.group import LostShardsError, Strategy
-from trainer.distributed.processes import TENSORS, Processes, RankError
+from trainer.distributed.processes import FAILED, PARTS, TENSORS, Processes, RankError
 from trainer.distributed.splitting import check_split, check_splits, recover, split
 from trainer.distributed.tensor_shards import held, is_sharded, replaced, shards_in
 from trainer.step.parts import bare_model
@@ -25,8 +25,8 @@ _LOST: Final = "no checkpoint is made: the other processes are gone, and their p
 class Sharded(Processes):
     """The group of a run whose model is split.
 
-    On the CPU what torch's FSDP2 sends goes through this group, so that an error in one process ends the wait of
-    the others; on CUDA it goes through NCCL.
+    On the CPU what torch's FSDP2 sends goes through this group, so that an error in one process, or a hook that
+    computes with the model in one alone, ends the wait of the others; on CUDA it goes through NCCL.
     """
 
     strategy: Strategy = "fsdp"
@@ -42,10 +42,15 @@ class Sharded(Processes):
         """See `Group.session`."""
         if self._control is None:
             self._make_whole = whole
-        else:  # one that has failed at the end of a fit does not come to what follows
-            self._meet()
-        with super().session(device, share):
+            with super().session(device, share):
+                yield
+            return
+        self._meet()  # one that has failed at the end of a fit does not come to what follows
+        try:
             yield
+        except BaseException as error:
+            self._break_off(error)
+            raise
 
     def take(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
         """Split a model that is whole, with the weights of rank 0, and get one that is split ready."""
@@ -104,6 +109,15 @@ class Sharded(Processes):
 
     # ---- inside
 
+    def _break_off(self, error: BaseException) -> None:
+        """Let the others know of an error inside of a session in a fit: they may wait for parts of this process.
+
+        Where it is one of all, which a hook may catch, all are at the same place.
+        """
+        with suppress(RankError):
+            if self._on_cuda or self._said(FAILED, 0)[0] != FAILED:  # there the host may wait for the device
+                self.fail(error)
+
     def _answer(self, word: int) -> None:
         if word != TENSORS:
             super()._answer(word)
@@ -133,10 +147,12 @@ class Sharded(Processes):
 
     def all_gather(self, found: Tensor, sent: Tensor) -> None:
         """Put what each process sends behind each other."""
+        self._said(PARTS, sent.numel())
         self._finish(self._begun(lambda control: control._allgather_base(found, sent)))  # noqa: SLF001
 
     def reduce_scatter(self, found: Tensor, sent: Tensor) -> None:
         """Add up what all send, and keep this process's shard."""
+        self._said(PARTS, sent.numel())
         self._finish(self._begun(lambda control: control._reduce_scatter_base(found, sent)))  # noqa: SLF001
 
 

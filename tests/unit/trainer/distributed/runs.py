@@ -6,7 +6,8 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -407,6 +408,41 @@ def failing_at_its_end(asking: int, strategy: str, kind: type[BaseException], fo
     except (RankError, kind) as error:
         return f"{type(error).__name__}: {error}", trainer.state.stop_reason, weights_of(trainer)
     return "no error", trainer.state.stop_reason, weights_of(trainer)
+
+
+def failing_as_it_evaluates(asking: Sequence[int], strategy: str, *, caught: bool = False) -> tuple[Any, ...]:
+    """A run in which some ranks fail amid an evaluation that all make in `on_fit_end`: how it ended."""
+
+    def fail(trainer: Any) -> None:
+        raise ZeroDivisionError("no more")
+
+    def end(trainer: Any) -> None:
+        with suppress(ZeroDivisionError) if caught else nullcontext():
+            trainer.test(val)
+
+    callbacks = [At("on_fit_end", end), At("on_test_batch_end", fail, lambda t: rank() in asking)]
+    trainer, train, val = build("mlp", callbacks, strategy=strategy, max_epochs=2)
+    try:
+        trainer.fit(train, val)
+    except (RankError, ZeroDivisionError) as error:
+        return f"{type(error).__name__}: {error}", trainer.state.stop_reason
+    return "no error", trainer.state.stop_reason
+
+
+def computing_alone(asking: int, event: str) -> str:
+    """What becomes of a run with a split model which a hook of one rank computes with."""
+
+    def look(trainer: Any) -> None:
+        with torch.no_grad():
+            trainer.model(torch.zeros(4, 8))
+
+    alone = At(event, look, lambda t: rank() == asking and t.state.step == 7)
+    trainer, train, val = build("mlp", [alone], strategy="fsdp")
+    try:
+        trainer.fit(train, val)
+    except RuntimeError as error:
+        return f"{error} ({trainer.state.stop_reason}, {trainer.state.epoch})"
+    return "no error"
 
 
 def skipping(event: str, action: str) -> str:

@@ -1,6 +1,7 @@
 """However a run of several processes ends, all of them end, at the same batch and with the same reason."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from tests.unit.trainer.distributed.ranks import Ranks
 from tests.unit.trainer.distributed.runs import (
     PrunedError,
+    computing_alone,
     diverged,
     failing,
+    failing_as_it_evaluates,
     failing_at_its_end,
     fitted,
     killed,
@@ -110,6 +113,27 @@ def test_an_error_at_the_end_of_one_leaves_all_with_the_last_weights(
     assert written == {"epoch-00001.pt"} | ({"epoch-00005.pt"} if (strategy, asking) != ("fsdp", 1) else set())
 
 
+@both
+@pytest.mark.parametrize("asking", [0, 1])
+def test_an_error_of_one_as_all_evaluate_at_the_end_is_told_by_all(two: Ranks, asking: int, strategy: str) -> None:
+    found = two.values(failing_as_it_evaluates, [asking], strategy)
+    assert found[asking] == ("ZeroDivisionError: no more", "error")
+    assert found[1 - asking] == (f"RankError: rank {asking} failed: ZeroDivisionError: no more", "error")
+
+
+@both
+def test_an_error_of_all_as_they_evaluate_may_be_caught(two: Ranks, strategy: str) -> None:
+    assert two.values(partial(failing_as_it_evaluates, caught=True), [0, 1], strategy) == [("no error", None)] * 2
+
+
+@pytest.mark.parametrize("asking", [0, 1])
+@pytest.mark.parametrize("event", ["on_before_forward", "on_train_batch_end"])
+def test_what_one_computes_alone_with_a_split_model_ends_all(two: Ranks, asking: int, event: str) -> None:
+    for text in two.values(computing_alone, asking, event):
+        assert "the processes are at different places of the run: in one of them a hook has skipped" in text
+        assert text.endswith("(error, 1)")
+
+
 @pytest.mark.parametrize(
     ("event", "action"),
     [
@@ -135,6 +159,12 @@ def test_those_that_share_no_memory_end_together_too(two_apart: Ranks) -> None:
     first, second = two_apart.values(failing, 1, "on_before_backward", ZeroDivisionError)
     assert first.startswith("RankError: rank 1 failed: ZeroDivisionError: no more")
     assert second.startswith("ZeroDivisionError: no more")
+    first, second = two_apart.values(failing_as_it_evaluates, [1], "fsdp")
+    assert first == ("RankError: rank 1 failed: ZeroDivisionError: no more", "error")
+    assert second == ("ZeroDivisionError: no more", "error")
+    first, second = two_apart.values(computing_alone, 0, "on_train_batch_end")
+    assert first == second
+    assert "the processes are at different places of the run" in first
 
 
 @both
