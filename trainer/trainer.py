@@ -38,7 +38,7 @@ from trainer.step.choice import compute_class
 from trainer.step.fused import leave_fused
 from trainer.step.modes import begin_training, enter_training, kept_modes
 from trainer.step.optimizers import Interval, as_optimizer, as_scheduler, check_intervals, learning_rates
-from trainer.step.parts import Parts, choose_step
+from trainer.step.parts import Parts, choose_step, module_of_step
 from trainer.step.precision import Kind, Precision
 from trainer.step.supervised import Step
 
@@ -50,7 +50,8 @@ class Trainer:
         model: The model; moved to ``device``.
         optimizer: Its optimizer, built over the model's parameters, or several by name (see `trainer.Update`);
             used in its fused form where torch has one and ``fused`` or ``foreach`` were not given.
-        loss: Takes (outputs, targets), returns the mean loss over the batch. Or None with ``step``.
+        loss: Takes (outputs, targets), returns the mean loss over the batch. Or None with ``step``. A module is
+            moved to ``device``, and so is a ``step`` that is one.
         step: Takes (model, batch), returns the loss or a mapping (see `trainer.step`). Replaces ``loss``. One that
             takes ``update`` too makes its own updates, see `trainer.Update`.
         metrics: By name, functions of (outputs, targets) that return the mean over the batch, objects with
@@ -120,6 +121,8 @@ class Trainer:
         self.optimizer = as_optimizer(optimizer)
         self.built = hyperparameters(self.optimizer)
         self.step = choose_step(loss, step)
+        if (module := module_of_step(self.step)) is not None:
+            module.to(self.device)
         self.metrics: Mapping[str, Metric] = dict(metrics or {})
         self.scheduler = as_scheduler(scheduler, scheduler_interval, self.optimizer)
         self.scheduler_interval = scheduler_interval

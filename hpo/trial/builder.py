@@ -139,8 +139,6 @@ class Builder:
         scheduler, interval = make_schedulers(self.spec, self.resolver, config["lr_scheduler"], optimizer)
         plan = plan_of(config, after)
         loss, step = (make_loss(self.resolver, config[name]) for name in ("loss", "step"))
-        if isinstance(loss, nn.Module):
-            loss = loss.to(device)
         return Trainer(
             model,
             optimizer,

@@ -29,6 +29,12 @@ def choose_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) ->
     raise ValueError("give either loss or step")
 
 
+def module_of_step(step: Step) -> nn.Module | None:
+    """The loss or the step, if it is a module: it may have weights, class weights and the like; else None."""
+    inner: object = step.loss if isinstance(step, SupervisedStep) else step
+    return inner if isinstance(inner, nn.Module) else None
+
+
 def state_of_step(step: Step, optimizer: Optimizer) -> Any:
     """What a step that has a ``state_dict`` keeps, or what training has changed of a loss; None of any other."""
     if isinstance(step, SupervisedStep):

@@ -52,7 +52,8 @@ def make_trainer(callbacks: Iterable[Callback] = (), **options: Any) -> Trainer:
         options.setdefault("loss", nn.functional.mse_loss)
     options.setdefault("max_epochs", 2)
     options.setdefault("batching", BatchOptions(batch_size=4))
-    return Trainer(model, optimizer, callbacks=callbacks, device="cpu", **options)
+    options.setdefault("device", "cpu")
+    return Trainer(model, optimizer, callbacks=callbacks, **options)
 
 
 class Scripted:

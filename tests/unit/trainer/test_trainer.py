@@ -126,6 +126,12 @@ class TestStep:
         with pytest.raises(TypeError, match=f"a loss returns a tensor of one number, not {type(value).__name__}"):
             trainer.fit(regression())
 
+    @pytest.mark.parametrize("role", ["loss", "step"])
+    def test_a_loss_or_step_that_is_a_module_comes_to_the_device(self, role: str) -> None:
+        module = nn.BCELoss(weight=torch.ones(2)) if role == "loss" else nn.BatchNorm1d(2)
+        make_trainer(**{"loss": None, role: module}, model=make_model().to("meta"), device="meta")
+        assert {buffer.device.type for buffer in module.buffers()} == {"meta"}
+
     @pytest.mark.parametrize("given", [{}, {"loss": nn.MSELoss(), "step": lambda model, batch: model(batch)}])
     def test_loss_and_step_exclude_each_other_and_one_is_needed(self, given: dict[str, Any]) -> None:
         model = make_model()
