@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
+
+from hpo.storage.outage import DatabaseError
+
+#: Seconds that another process may take between making or removing the log and doing so with the log's index.
+_MOMENT: Final = 1.0
+_PAUSE: Final = 0.005
 
 
 class UnwatchedConnection(sqlite3.Connection):
@@ -35,25 +42,61 @@ def read_only(file: Path, connect: dict[str, Any]) -> sqlite3.Connection:
 
     SQLite wants to write even to read a file that keeps a write-ahead log. Where there is no log beside it, no
     process has it open for writing, and it can be read as a file that stays as it is
-    (https://www.sqlite.org/wal.html, "Read-Only Databases").
+    (https://www.sqlite.org/wal.html, "Read-Only Databases"). A log is read by its index, which has to be there.
 
     Args:
         file: The database, with an absolute path.
         connect: Arguments of `sqlite3.connect`.
+
+    Raises:
+        DatabaseError: There is a log and no index of it, as beside a copy of a file that was in use.
     """
-    uri, stamp = f"file:{quote(str(file))}?mode=ro", _stamp(file)
-    if _log(file).exists():
-        found: sqlite3.Connection = sqlite3.connect(uri, uri=True, check_same_thread=False, **connect)
-        return found
+    deadline = time.monotonic() + _MOMENT
+    while _log(file).exists():
+        found: sqlite3.Connection = sqlite3.connect(
+            f"{_uri(file)}?mode=ro", uri=True, check_same_thread=False, **connect
+        )
+        try:
+            found.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+        except sqlite3.OperationalError as error:
+            found.close()
+            if error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN and time.monotonic() < deadline:
+                time.sleep(_PAUSE)
+                continue
+            if _index(file).exists():
+                raise
+            raise _without_index(file) from error
+        else:
+            return found
+    stamp = _stamp(file)
     unwatched: UnwatchedConnection = sqlite3.connect(
-        f"{uri}&immutable=1", uri=True, check_same_thread=False, factory=UnwatchedConnection, **connect
+        f"{_uri(file)}?mode=ro&immutable=1",
+        uri=True,
+        check_same_thread=False,
+        factory=UnwatchedConnection,
+        **connect,
     )
     unwatched.file, unwatched.stamp = file, stamp
     return unwatched
 
 
+def _uri(file: Path) -> str:
+    return f"file:{quote(str(file))}"
+
+
 def _log(file: Path) -> Path:
     return file.with_name(f"{file.name}-wal")
+
+
+def _index(file: Path) -> Path:
+    return file.with_name(f"{file.name}-shm")
+
+
+def _without_index(file: Path) -> DatabaseError:
+    return DatabaseError(
+        f"sqlite:///{file}: the latest of it lies in {_log(file).name}, which can't be read where nothing may be "
+        "written\n  fix: copy both files to a folder that you may write to, and name the copy with `--storage`"
+    )
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

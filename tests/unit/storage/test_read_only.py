@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ OPENED = (
     "storage = open_storage(sys.argv[1], create=False); (study,) = storage.get_all_studies()\n"
 )
 READ = f"{OPENED}print(study.study_name, study.user_attrs.get('written'))"
+#: Waits for a line before it opens the file.
+LATE = f"import sys, hpo.storage.study_storage; print('imported', flush=True); sys.stdin.readline()\n{READ}"
 WRITE = f"{OPENED}storage.set_study_user_attr(study._study_id, 'written', 2)"
 
 
@@ -89,6 +92,37 @@ def test_what_another_process_writes_later_is_read(file: Path, *, stays: bool) -
             assert reader.stdout.readline() == "1\n"
         reader.stdin.close()
     assert reader.returncode == 0
+
+
+def test_a_log_that_another_process_is_about_to_give_an_index_is_read(file: Path) -> None:
+    with opened(f"sqlite:///{file}") as storage:
+        storage.set_study_user_attr(1, "written", 1)
+        index = file.with_name("study.db-shm")
+        index.rename(aside := file.with_name("aside"))
+        back = threading.Timer(0.5, aside.rename, [index])
+        command = as_alone(file, sys.executable, "-c", LATE, f"sqlite:///{file}")
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "imported\n"
+            back.start()
+            found, _ = reader.communicate("\n")
+        back.join()
+    assert found == f"{NAME} 1\n"
+
+
+def test_a_log_without_an_index_is_refused_with_what_helps(file: Path) -> None:
+    copy = file.with_name("copy") / file.name
+    copy.parent.mkdir()
+    with opened(f"sqlite:///{file}") as storage:
+        storage.set_study_user_attr(1, "written", 1)
+        for each in (file, file.with_name("study.db-wal")):
+            shutil.copy(each, copy.parent)
+    found = on_a_read_only_disk(READ, copy)
+    assert (
+        "the latest of it lies in study.db-wal, which can't be read where nothing may be written" in found.stderr
+    )
+    assert "fix: copy both files to a folder that you may write to" in found.stderr
 
 
 def test_a_write_is_refused_with_what_to_do(file: Path) -> None:
