@@ -132,11 +132,10 @@ def prepared(spec: StudySpec, warn: Callable[[Finding], None], *, here: bool = T
     refuse_process_groups()
     _refuse_odd_places()
     forget_modules(spec.folder)
-    from hpo.execution.launchers.forkserver import start_fork_server, without_interrupt
+    from hpo.execution.launchers.forkserver import start_fork_server
 
-    if here:  # its imports run beside ours; at a Ctrl-C it would end them with a traceback
-        with without_interrupt():
-            start_fork_server(spec)
+    if here:  # its imports run beside ours
+        start_fork_server(spec)
     from hpo.execution.checking import checked
 
     found = checked(spec, here=here)

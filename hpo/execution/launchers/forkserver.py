@@ -23,12 +23,15 @@ from hpo.trial import mainless
 
 #: Bytes of the folder of temporary files that leave room in a socket's address for the names of its own.
 _LONGEST_TMPDIR: Final = 70
+#: Signals that all processes of a job, or of a terminal, get: the supervisor answers them.
+_PASSED_BY: Final = (*REQUESTS, signal.SIGINT)
 
 
 def start_fork_server(spec: StudySpec) -> None:
     """Start importing torch, Optuna and the study's libraries in the fork server; does not wait.
 
-    Signals meant for all processes of a terminal, or of a job, pass it by: the supervisor answers them.
+    Signals meant for all processes of a terminal, or of a job, pass it by. A Ctrl-C would end its imports with a
+    traceback.
     """
     # The first one stops collections, and the last one freezes what has been imported until then.
     mainless.SERVER.set_forkserver_preload(
@@ -37,7 +40,7 @@ def start_fork_server(spec: StudySpec) -> None:
     _make_room_for_sockets()
     variables = {**environment_of(spec), THREADS_VARIABLE: "1"}
     _start_tracker()
-    with held_back(REQUESTS), large_pages(), safe_path(), in_environment(variables), token_left_out():
+    with held_back(_PASSED_BY), large_pages(), safe_path(), in_environment(variables), token_left_out():
         mainless.SERVER.ensure_running()
 
 

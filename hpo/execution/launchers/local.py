@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpo.errors import StudyError
-from hpo.execution.launchers.forkserver import start_fork_server, without_interrupt
+from hpo.execution.launchers.forkserver import start_fork_server
 from hpo.execution.launchers.launcher import Said, WorkerEnded
 from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.launchers.start import work
@@ -168,9 +168,8 @@ class LocalLauncher(SlotLauncher[LocalWorker]):
         process = self._context.Process(target=work, args=(order, theirs, pulse), name=order.label, daemon=False)
         struck = oom_kills()
         try:
-            with without_interrupt():
-                start_fork_server(order.spec)  # one that has died, which would be started without all that
-                process.start()
+            start_fork_server(order.spec)  # one that has died, which would be started without all that
+            process.start()
         except (OSError, EOFError) as error:  # no processes left, or the fork server is gone
             raise StudyError(
                 f"a worker can't be started: {error or type(error).__name__}\n"

@@ -36,15 +36,16 @@ def _are_in(numbers: Sequence[signal.Signals], pid: int, *sets: str) -> bool:
 def test_a_request_to_leave_while_the_fork_server_starts_is_heard_and_ends_none_of_what_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those who ask send it to this process, or to all of a job."""
+    """Those who ask send it to this process, or to all of a job; a terminal's Ctrl-C is for all of them, too."""
     spec = load_spec(make_study(tmp_path))
+    came = (*REQUESTS, signal.SIGINT)
     spawn, started, heard = multiprocessing.util.spawnv_passfds, [], []
 
     def start_amid_requests(path: bytes, words: Sequence[str], passed: Sequence[int]) -> int:
-        for number in REQUESTS:
+        for number in came:
             os.kill(os.getpid(), number)
         started.append(spawn(path, words, passed))
-        for number in REQUESTS:
+        for number in came:
             os.kill(started[-1], number)
         return started[-1]
 
@@ -53,13 +54,13 @@ def test_a_request_to_leave_while_the_fork_server_starts_is_heard_and_ends_none_
     tracker = ResourceTracker()
     monkeypatch.setattr(resource_tracker, "ensure_running", tracker.ensure_running)
     try:
-        with handled(REQUESTS, lambda number, _: heard.append(number)):
+        with handled(came, lambda number, _: heard.append(number)):
             start_fork_server(spec)
-        assert sorted(heard) == sorted(2 * REQUESTS), "at the start of the tracker, and of the server"
+        assert sorted(heard) == sorted(2 * came), "at the start of the tracker, and of the server"
         assert len(started) == 2
         wait_until(lambda: _are_in(REQUESTS, started[1], "SigIgn") and not _are_in(REQUESTS, started[1], "SigBlk"))
         wait_until(lambda: _are_in([signal.SIGTERM], started[0], "SigIgn"))
-        assert _are_in(REQUESTS, started[0], "SigIgn", "SigBlk")
+        assert _are_in(came, started[0], "SigIgn", "SigBlk")
         for pid in started:
             assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it lives"
     finally:
