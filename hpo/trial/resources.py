@@ -89,9 +89,20 @@ def study_slots(spec: StudySpec, *, workers: int | None = None) -> list[Slot]:
 def training_slot(spec: StudySpec) -> Slot:
     """What one training of a study may use that has this machine for itself.
 
+    Of `run.devices` it is the first one that is here: the study may have run on a larger machine.
+
     Raises:
         InputError: There is no such device, or one that can't do what the study asks of it.
     """
+    lacking = set(devices_elsewhere(spec))
+    if lacking and spec.run.devices:
+        here = [name for name in spec.run.devices if lacking.isdisjoint(map(str.strip, name.split(_AND)))]
+        if not here:
+            there = _there(_gpus())
+            fix = f"there are {', '.join(there)}; for this training alone add `run.devices={there[-1]}`"
+            named = ",".join(spec.run.devices)
+            raise spec.error("no such device here", path="run.devices", value=named, fix=fix)
+        spec = spec.with_options(devices=tuple(here[: 1 if _AND in here[0] else spec.trainer.devices]))
     return study_slots(spec, workers=1)[0]
 
 
@@ -230,8 +241,12 @@ def _is_here(name: str, gpus: int) -> bool:
 def _check(name: str, gpus: int) -> None:
     if _is_here(name, gpus):
         return
-    there = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
-    raise InputError("no such device here", path="devices", value=name, fix=f"there are {', '.join(there)}")
+    fix = f"there are {', '.join(_there(gpus))}"
+    raise InputError("no such device here", path="devices", value=name, fix=fix)
+
+
+def _there(gpus: int) -> list[str]:
+    return ["cpu", *(f"cuda:{number}" for number in range(gpus))]
 
 
 def _slot(group: tuple[str, ...], threads: int) -> Slot:

@@ -32,6 +32,7 @@ from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.storage.engines import normalize_url, sqlite_file
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
+from hpo.trial.resources import training_slot
 from tests.support.commands import hpo, hpo_json, make_study
 from tests.support.studies import Studies, ask
 from tests.unit.study.test_shared import joined
@@ -479,6 +480,28 @@ def test_the_final_training_is_on_the_device_of_the_trials(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     spec = load_spec(make_study(tmp_path), ["run.devices=cuda:2", *overrides])
     assert _peers(Builder(spec)).devices == (device,)
+
+
+@pytest.mark.parametrize(
+    ("devices", "size", "used"),
+    [
+        ("cuda:3,cuda:1,cuda:0", 1, ("cuda:1",)),
+        ("cuda:0,cuda:1,cuda:2,cuda:3", 2, ("cuda:0", "cuda:1")),
+        ("cuda:1+cuda:2,cuda:1+cuda:0", 2, ("cuda:1", "cuda:0")),
+    ],
+)
+def test_the_final_training_of_a_study_from_a_larger_machine_is_on_a_device_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: str, size: int, used: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    spec = load_spec(make_study(tmp_path), [f"run.devices='{devices}'", f"trainer.devices={size}"])
+    assert training_slot(spec).names == used
+
+
+def test_a_final_training_without_a_device_of_the_study_is_refused_with_one_that_is_here(tmp_path: Path) -> None:
+    said = hpo("train", make_study(tmp_path), "run.devices=cuda:97", code=2).stderr
+    assert "run.devices: no such device here\n  value: cuda:97\n  fix: there are cpu" in said
+    assert "; for this training alone add `run.devices=c" in said
 
 
 def test_a_final_training_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
