@@ -78,16 +78,20 @@ def is_logarithmic(values: Iterable[float], direction: str) -> bool:
 
 
 def broken(name: str, width: int = _LONG_NAME) -> str:
-    """A dotted name as text of a figure, on several lines where it has ``width`` characters or more.
+    """A dotted name as text of a figure, on several lines where it has ``width`` characters or more."""
+    return "<br>".join(map(drawn_text, name_lines(name, width)))
+
+
+def name_lines(name: str, width: int) -> list[str]:
+    """The lines of a dotted name that has ``width`` characters or more; a shorter one is a line.
 
     Each part between dots begins a line. One that is longer than a line is broken after an underscore, or where
     the line is full.
     """
     if len(name) < width:
-        return drawn_text(name)
+        return [name]
     whole = rf"[^.]{{0,{width}}}\.|[^.]{{1,{width}}}\Z"
-    pieces = re.findall(rf"(?s:{whole}|[^.]{{0,{width - 1}}}_|.{{{width}}})", name)
-    return "<br>".join(map(drawn_text, pieces))
+    return re.findall(rf"(?s:{whole}|[^.]{{0,{width - 1}}}_|.{{{width}}})", name)
 
 
 def described(trial: FrozenTrial) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from optuna.exceptions import ExperimentalWarning
 from hpo.errors import InputError, StudyError
 from hpo.report.data import StudyReport
 from hpo.report.figures import WORK_COLORS, time_unit
-from hpo.report.looks import BLUE, GREY, thinned
+from hpo.report.looks import BLUE, GREY, name_lines, thinned
 from hpo.report.search_figures import (
     FEWEST_POINTS,
     contour_pair,
@@ -28,7 +28,12 @@ from hpo.report.snapshot import snapshot
 
 _DPI: Final = 150
 _SIZE: Final = (9.0, 5.0)
+#: Inches that a slice, and an axis of parallel coordinates, is wide.
 _SLICE_WIDTH: Final = 3.0
+_AXIS_WIDTH: Final = 1.6
+#: Characters of a line below a slice, and at an axis of parallel coordinates.
+_TITLE: Final = 18
+_LABEL: Final = 14
 #: Curves that a legend can name.
 _MOST_NAMED: Final = 12
 
@@ -114,6 +119,7 @@ def _drawn(report: StudyReport, pyplot: Any) -> Iterator[str]:
 
 def _of_metric(report: StudyReport, metric: str, pyplot: Any) -> Iterator[str]:
     """Optuna's plots of one metric."""
+    from matplotlib.category import StrCategoryFormatter
     from optuna.visualization import matplotlib as plots
 
     target: dict[str, Any] = {"target": target_of(report.goals, metric), "target_name": metric}
@@ -126,10 +132,15 @@ def _of_metric(report: StudyReport, metric: str, pyplot: Any) -> Iterator[str]:
     some = thinned(report.by_rank, MOST_LINES)
     shown = [_text(name) for name in axes if any(name in trial.params for trial in some)]
     plots.plot_parallel_coordinate(_plain(report, some), params=shown, **target)
-    pyplot.gcf().set_size_inches(max(_SIZE[0], 1.6 * len(shown)), _SIZE[1])
+    pyplot.gcf().set_size_inches(max(_SIZE[0], _AXIS_WIDTH * len(shown)), _SIZE[1])
+    _clear_parallel(pyplot.gcf().axes, [_text(metric), *sorted(shown)])
     yield "parallel"
     plots.plot_slice(_plain(report, report.complete), params=[_text(name) for name in axes], **target)
     pyplot.gcf().set_size_inches(max(_SIZE[0], _SLICE_WIDTH * len(axes)), _SIZE[1])
+    for each in pyplot.gcf().axes:
+        each.set_xlabel(_broken(each.get_xlabel(), _TITLE))
+        if isinstance(each.xaxis.get_major_formatter(), StrCategoryFormatter) or each.get_xscale() == "log":
+            each.tick_params(axis="x", which="both", rotation=90)
     yield "slices"
     some = thinned(report.by_rank, MOST_CELLS)
     pair = contour_pair(some, report.params)
@@ -137,6 +148,28 @@ def _of_metric(report: StudyReport, metric: str, pyplot: Any) -> Iterator[str]:
         plots.plot_contour(_plain(report, some), params=[_text(name) for name in pair], **target)
         pyplot.gcf().set_size_inches(*_SIZE)
         yield "contour"
+
+
+def _clear_parallel(axes: Sequence[Any], names: Sequence[str]) -> None:
+    """Make Optuna's parallel coordinates readable where there are many: names in full, one grid, labels apart.
+
+    Args:
+        axes: The first one, which has the names, the colour bar's, and one for each parameter.
+        names: Of the metric and the parameters, in Optuna's order.
+    """
+    from matplotlib.ticker import FixedLocator
+
+    first, _, *others = axes
+    first.set_xticks(range(len(names)), [_broken(name, _LABEL) for name in names], rotation=0)
+    first.tick_params(axis="x", labelsize=8, pad=18)  # below a choice of three lines
+    for each in others:
+        each.grid(visible=False)
+        if isinstance(each.yaxis.get_major_locator(), FixedLocator):
+            choices = [label.get_text() for label in each.get_yticklabels()]
+            each.set_yticks(each.get_yticks(), [_broken(choice, _LABEL) for choice in choices])
+        each.tick_params(axis="y", which="both", labelsize=8)
+        for label in each.get_yticklabels(which="both"):
+            label.set_bbox({"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.5})
 
 
 def _fronts(report: StudyReport, pyplot: Any) -> Iterator[str]:
@@ -186,6 +219,11 @@ def _timeline(report: StudyReport, pyplot: Any) -> None:
 
 def _plain(report: StudyReport, trials: list[Any]) -> optuna.Study:
     return snapshot(trials, report.goals, _text)
+
+
+def _broken(text: str, width: int) -> str:
+    """A text on several lines where it is long; one with an escaped dollar stays whole."""
+    return text if "$" in text else "\n".join(name_lines(text, width))
 
 
 def _text(text: str) -> str:

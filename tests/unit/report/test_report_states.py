@@ -197,6 +197,40 @@ def test_conditions_and_choices_of_any_kind_are_shown(
     assert {path.stem for path in write_pictures(report, tmp_path)} >= {"slices", "parallel"}
 
 
+def test_the_names_of_many_parameters_stand_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of parameters and their choices, in the pictures that have an axis for each."""
+    choices = ("torch.nn.LeakyReLU", "torch.nn.Hardswish", "torch.nn.Softplus")
+    space: dict[str, BaseDistribution] = {
+        f"model.encoder.hidden_width_{at}": FloatDistribution(1e-5, 1, log=True) for at in range(9)
+    }
+    space |= {f"model.decoder.activation_{at}": CategoricalDistribution(choices) for at in range(3)}
+    trials = [
+        trial_of(number, {name: choices[number % 3] if "act" in name else 0.1 for name in space}, space, number)
+        for number in range(6)
+    ]
+    overlapping: list[tuple[str, str]] = []
+
+    def look(figure: Figure, path: Path, **_: object) -> None:
+        figure.canvas.draw()
+        names = [
+            label
+            for each in figure.axes
+            for axis in (each.xaxis, each.yaxis)
+            if axis.get_visible()
+            for label in (axis.label, *axis.get_ticklabels())
+        ]
+        shown = [label for label in names if "model." in label.get_text() or "torch." in label.get_text()]
+        boxes = [(label.get_text(), label.get_window_extent()) for label in shown]
+        for at, (one, box) in enumerate(boxes):
+            overlapping.extend((one, other) for other, beside in boxes[:at] if box.overlaps(beside))
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    write_pictures(report_of(trials), tmp_path)
+    assert not overlapping
+
+
 GOALS = "{val_loss: minimize, val_mae: maximize, parameters: minimize}"
 
 
