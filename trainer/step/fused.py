@@ -2,7 +2,8 @@
 
 The kernels walk through memory: parameters, gradients and state must lie densely in the same order, else values
 that do not belong together are combined, and others are written that no parameter holds. They take no sparse
-gradients, and that of SGD with momentum no parameter whose first gradient comes after those of others.
+gradients, and that of SGD with momentum no parameter whose first gradient comes after those of others. That of SGD
+on the CPU leaves most weights of 16 bits as they are (https://github.com/pytorch/pytorch/issues/191763).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def use_fused(optimizer: Optimizer) -> bool:
         return False
     switched = False
     for group in optimizer.param_groups:
-        if not _has_a_form(group) and all(_fits(parameter) for parameter in group["params"]):
+        if not _has_a_form(group) and all(_fits(parameter, group) for parameter in group["params"]):
             group["fused"] = switched = True
     return switched
 
@@ -55,13 +56,13 @@ def leave_fused(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
-        if "dampening" in group and any(map(is_sharded, group["params"])):
+        if _is_sgd(group) and any(map(is_sharded, group["params"])):
             _switch_off(optimizer, group, "torch has no fused SGD of parameters that are split over processes")
             continue
         for parameter in group["params"]:
             state = kept.get(parameter, {})
-            if not _fits(parameter) or not all(_is_flat(value) for value in state.values()):
-                _switch_off(optimizer, group, "a parameter or its state is not contiguous")
+            if not _fits(parameter, group) or not all(_is_flat(value) for value in state.values()):
+                _switch_off(optimizer, group, "type or layout of a parameter or its state do not fit the kernel")
                 break
 
 
@@ -93,9 +94,15 @@ def _switch_off(optimizer: Optimizer, group: dict[str, Any], reason: str) -> Non
             count_on_cpu(optimizer.state.get(parameter))
 
 
-def _fits(parameter: Tensor) -> bool:
+def _fits(parameter: Tensor, group: Mapping[str, Any]) -> bool:
     known = parameter.dtype in _TYPES and parameter.device.type in _DEVICES
+    if parameter.device.type == "cpu" and parameter.itemsize < 4 and _is_sgd(group):
+        return False
     return known and (is_lazy(parameter) or _is_dense(parameter))  # a lazy one gets this layout
+
+
+def _is_sgd(group: Mapping[str, Any]) -> bool:
+    return "dampening" in group
 
 
 def _is_dense(tensor: Tensor) -> bool:

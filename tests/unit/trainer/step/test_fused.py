@@ -54,6 +54,8 @@ def test_torchs_own_are_fused_and_compute_the_same(kind: type[Optimizer]) -> Non
         lambda: Adam(parameters(), differentiable=True),
         lambda: Adam([nn.Parameter(torch.ones(2, device="meta"))]),
         lambda: SGD(parameters(torch.complex64)),
+        lambda: SGD(parameters(torch.bfloat16)),
+        lambda: SGD(parameters(torch.float16)),
     ],
 )
 def test_others_are_left_alone(make: Callable[[], Any]) -> None:
@@ -62,6 +64,26 @@ def test_others_are_left_alone(make: Callable[[], Any]) -> None:
     assert not use_fused(optimizer)
     after = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     assert before == after
+
+
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_16_bits_are_trained(dtype: torch.dtype, kind: type[Optimizer], fused: bool | None) -> None:
+    def trained(dtype: torch.dtype, options: dict[str, Any]) -> Tensor:
+        model = nn.Linear(40, 1, bias=False).to(dtype)
+        nn.init.constant_(model.weight, 0.5)
+        options |= {"momentum": 0.5} if kind is SGD else {}
+        optimizer = kind(model.parameters(), lr=0.01, **options)  # type: ignore[call-arg]
+        step = lambda model, batch: model(batch[0].to(dtype)).square().mean()  # noqa: E731
+        trainer = make_trainer(model=model, optimizer=optimizer, step=step, max_epochs=2)
+        trainer.fit(TensorDataset(inputs))
+        return model.weight.detach().double()
+
+    inputs = torch.linspace(-1, 1, 8 * 40).reshape(8, 40)
+    exact = trained(torch.float64, {"fused": False})
+    assert (exact - 0.5).abs().min() > 0.01
+    torch.testing.assert_close(trained(dtype, {"fused": fused}), exact, atol=0.01, rtol=0)
 
 
 def test_one_that_has_stepped_is_left_alone() -> None:
