@@ -15,7 +15,7 @@ from trainer.distributed.group import Group
 from trainer.distributed.processes import Processes
 from trainer.distributed.tensor_shards import is_sharded
 from trainer.step.optimizers import each_of, needs_closure
-from trainer.step.parts import bare_model, refuse_lazy
+from trainer.step.parts import bare_model, module_of_step, refuse_lazy
 
 _FIRST, _LAST = -(10**6), 10**6
 
@@ -129,7 +129,8 @@ class GroupEnd(Callback):
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
         """Validate in all or in none, with the same statistics: those of a rank's own samples are now rank 0's."""
         self._agree(trainer)
-        self._group.broadcast(list(bare_model(trainer.model).buffers()))
+        buffers = {id(tensor): tensor for module in _modules(trainer).values() for tensor in module.buffers()}
+        self._group.broadcast([*buffers.values()])
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Leave the epoch with the same wishes."""
@@ -149,15 +150,26 @@ def share_weights(trainer: TrainerView, group: Group) -> None:
     """Give all processes the weights of rank 0, as far as each has them whole.
 
     Raises:
-        ValueError: The model has lazy modules without weights, which each process would draw for itself.
+        ValueError: There are lazy modules without weights, which each process would draw for itself.
     """
-    model = bare_model(trainer.model)
+    modules = _modules(trainer)
     if group.size > 1:
-        refuse_lazy(model, "several processes train or evaluate it")
-    # Also those of a loss that is trained.
-    trained = [weight for each in trainer.optimizer.param_groups for weight in each["params"]]
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *trained)}
+        for called, module in modules.items():
+            refuse_lazy(module, "several processes train or evaluate it", called)
+    # Also those of a loss, whether it is trained or not.
+    found = [weight for each in trainer.optimizer.param_groups for weight in each["params"]]
+    for module in modules.values():
+        found += [*module.parameters(), *module.buffers()]
+    tensors = {id(tensor): tensor for tensor in found}
     group.broadcast([tensor for tensor in tensors.values() if not is_sharded(tensor)])
+
+
+def _modules(trainer: TrainerView) -> dict[str, nn.Module]:
+    """By what they are called: the model, and the loss or the step where that is a module too."""
+    modules, step = {"model": bare_model(trainer.model)}, module_of_step(trainer.step)
+    if step is not None:
+        modules["step" if step is trainer.step else "loss"] = step
+    return modules
 
 
 def check_places(trainer: TrainerView, group: Processes) -> None:

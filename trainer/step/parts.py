@@ -92,22 +92,24 @@ def bare_model(model: nn.Module) -> nn.Module:
 
 
 def lazy_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters of lazy modules that no batch has given their shapes yet."""
-    return [name for name, parameter in bare_model(model).named_parameters() if is_lazy(parameter)]
+    """Names of the parameters and buffers of lazy modules that no batch has given their shapes yet."""
+    bare = bare_model(model)
+    return [name for name, item in (*bare.named_parameters(), *bare.named_buffers()) if is_lazy(item)]
 
 
-def refuse_lazy(model: nn.Module, before: str) -> None:
+def refuse_lazy(model: nn.Module, before: str, called: str = "model") -> None:
     """Refuse a model with lazy modules that no batch has given their shapes yet.
 
     Args:
         model: The model.
         before: What needs them.
+        called: What it is, if it is none: the loss.
 
     Raises:
         ValueError: It has some.
     """
     for name in lazy_parameters(model):
-        raise ValueError(f"parameter {name} has no shape yet: call the model once with a batch before {before}")
+        raise ValueError(f"parameter {name} has no shape yet: call the {called} once with a batch before {before}")
 
 
 class Parts:

@@ -529,10 +529,12 @@ def stopped_at_its_start(folder: str, other: str) -> None:
     trainer.fit(train, val, ckpt=folder)
 
 
-def lazy(action: str, strategy: str) -> str:
-    """What a Trainer says to a model whose first layer has no weights yet."""
-    model = nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 2))
-    trainer, train, val = build("mlp", model=model, strategy=strategy)
+def lazy(action: str, strategy: str, part: str = "model") -> str:
+    """What a Trainer says to a model, or a loss, whose first layer has no weights yet."""
+    changes: dict[str, Any] = {"model": nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 2))}
+    if part == "loss":
+        changes = {"loss": Projected(nn.LazyLinear(2))}
+    trainer, train, val = build("mlp", strategy=strategy, **changes)
     try:
         trainer.fit(train, val) if action == "fit" else trainer.validate(val)
     except ValueError as error:
@@ -589,6 +591,29 @@ class Shifted(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs + self.shift, targets)
+
+
+class Projected(nn.Module):
+    """A loss with weights that are not trained, and a mean that it follows."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            self.mean.lerp_(outputs.detach().mean(0), 0.1)
+        return nn.functional.cross_entropy(self.layer(outputs) - self.mean, targets)
+
+
+def with_a_loss_of_its_own(strategy: str) -> tuple[list[float], list[Tensor]]:
+    """The losses of a run with a loss that each process has drawn for itself, and what that holds at the end."""
+    torch.manual_seed(rank())
+    loss = Projected(nn.Linear(2, 2))
+    trainer, train, val = build("mlp", loss=loss, strategy=strategy, max_epochs=2)
+    history = trainer.fit(train, val).history
+    return [metrics["train_loss"] for metrics in history], [item.clone() for item in loss.state_dict().values()]
 
 
 def learned_by_the_loss() -> list[Tensor]:

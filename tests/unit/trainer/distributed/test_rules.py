@@ -14,6 +14,7 @@ from tests.unit.trainer.distributed.runs import (
     refused,
     scaled,
     statistics,
+    with_a_loss_of_its_own,
 )
 
 pytestmark = pytest.mark.full
@@ -38,6 +39,17 @@ def test_what_can_not_be_done_together_is_refused(two: Ranks, what: str, said: s
 def test_weights_that_each_would_draw_for_itself_are_refused(two: Ranks, action: str, strategy: str) -> None:
     for text in two.values(lazy, action, strategy):
         assert text.startswith("parameter 0.weight has no shape yet: call the model once with a batch before ")
+    for text in two.values(lazy, action, strategy, "loss"):
+        assert text.startswith("parameter layer.weight has no shape yet: call the loss once with a batch before ")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_loss_that_is_not_trained_is_that_of_rank_0(two: Ranks, strategy: str) -> None:
+    (first, own), (second, other) = two.values(with_a_loss_of_its_own, strategy)
+    assert first == second
+    # Its mean is that of the samples of rank 0.
+    assert first[0] == pytest.approx(with_a_loss_of_its_own("ddp")[0][0], rel=0.01)
+    assert all(torch.equal(*pair) for pair in zip(own, other, strict=True))
 
 
 def test_default_callbacks_know_of_a_group_that_is_to_come() -> None:
