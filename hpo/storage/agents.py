@@ -212,17 +212,19 @@ def end_placement(conn: Executor, study_id: int, placement: str) -> set[int]:
     return cast("set[int]", ids)
 
 
-def open_agents(conn: Executor, study_id: int, *, not_since: float | None = None) -> list[Agent]:
+def open_agents(conn: Executor, study_id: int, *, not_within: float | None = None) -> list[Agent]:
     """The agents of a study that have not ended, as far as is known, by number.
 
     Args:
         conn: The connection.
         study_id: The study.
-        not_since: Only those that have not beaten since, by their own clocks.
+        not_within: Only those whose latest beat, by their own clocks, is more seconds from now, by this one's:
+            earlier, or later.
     """
     query = sa.select(AGENTS).where(AGENTS.c.study_id == study_id, AGENTS.c.ended_at.is_(None))
-    if not_since is not None:
-        query = query.where(AGENTS.c.beat_at < not_since)
+    if not_within is not None:
+        now = time.time()
+        query = query.where(~AGENTS.c.beat_at.between(now - not_within, now + not_within))
     return [Agent._make(cast("Any", row)) for row in conn.execute(query.order_by(AGENTS.c.number))]
 
 

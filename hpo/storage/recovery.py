@@ -177,7 +177,8 @@ def _with_dead_owners(
 ) -> list[ledger.RunningTrial]:
     leases = [cast("ledger.Attempt", trial.lease) for trial in trials]
     if sightings is None:
-        silent = [time.time() - lease.beat_at for lease in leases]
+        # Its own clock may be ahead of this one; who lives is watched in any case.
+        silent = [abs(time.time() - lease.beat_at) for lease in leases]
     else:
         silent = sightings.look([(each.trial_id, each.attempt, each.beat_at) for each in leases], allowed.own)
     alive = [_lives(storage, lease) for lease in leases]

@@ -107,8 +107,7 @@ def end_dead_agents(storage: StudyStorage, study_id: int, *, grace: float, sight
         The agents that have been ended now.
     """
     with storage.engine.connect() as conn:
-        # One whose clock is ahead is noticed later; nothing waits for that.
-        quiet = agents.open_agents(conn, study_id, not_since=time.time() - grace / 2)
+        quiet = agents.open_agents(conn, study_id, not_within=grace / 2)
     silent = sightings.look([(each.agent_id, each.beat_at) for each in quiet], grace)
     ended = [
         (each, agents.SILENT if alive is None else agents.GONE)

@@ -168,7 +168,10 @@ def test_a_table_of_an_earlier_version_gets_its_new_column(ready_url: str) -> No
             assert AllowedSilence.of(conn, study_id(storage), 30.0).of_agents == {later.agent_id: 60.0}
 
 
-def test_a_dead_agent_is_ended_by_who_notices(storage: StudyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ahead", [100.0, -100.0])
+def test_a_dead_agent_is_ended_by_who_notices_whichever_clock_is_ahead(
+    storage: StudyStorage, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
     study, me = study_id(storage), Owner.current()
     clock = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: clock)
@@ -179,7 +182,7 @@ def test_a_dead_agent_is_ended_by_who_notices(storage: StudyStorage, monkeypatch
         )
     look = partial(end_dead_agents, storage, study, grace=60.0, sightings=Sightings())
     assert look() == [], "they have just beaten"
-    monkeypatch.setattr(time, "time", lambda: far.beat_at + 100)
+    monkeypatch.setattr(time, "time", lambda: far.beat_at + ahead)
     assert look() == [dead]
     for _ in range(4):
         clock += 19.0

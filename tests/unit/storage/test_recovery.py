@@ -227,8 +227,9 @@ def test_a_clock_that_is_set_makes_no_attempt_longer_or_shorter(
     assert [0 <= each.seconds < 600 for each in attempts(sqlite_url)] == [True] * 4
 
 
-def test_a_clock_that_is_set_reaps_no_living_worker_elsewhere(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shift", [3600, -3600])
+def test_a_clock_that_is_set_reaps_no_living_worker_elsewhere_and_the_dead_one(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, shift: float
 ) -> None:
     make_study(sqlite_url, 5)
     clock = time.time
@@ -241,5 +242,5 @@ def test_a_clock_that_is_set_reaps_no_living_worker_elsewhere(
         load(gone).ask()
         monkeypatch.setattr(recovery, "_WATCH_PAUSE", 0.02)
         with Heartbeat(remote.beat, interval=0.02):
-            monkeypatch.setattr(time, "time", lambda: clock() + 3600)
+            monkeypatch.setattr(time, "time", lambda: clock() + shift)
             assert requeue_dead(plain, study_id(plain), grace=2) == [waits(1, 1)]
