@@ -16,6 +16,8 @@ os.environ.setdefault("WANDB_MODE", "offline")
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import torch
+
 from hpo.console import slow
 from hpo.storage.ledger import Owner
 from hpo.storage.study_storage import StudyStorage
@@ -110,6 +112,15 @@ def steps_are_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 def studies(tmp_path: Path, ready_sqlite_file: Path) -> Studies:
     """Studies in the test's own folder."""
     return Studies(tmp_path, ready_sqlite_file)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread: bits that are compared with those of a process that has one."""
+    kept = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(kept)
 
 
 @pytest.fixture

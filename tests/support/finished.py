@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpo.study.open_study import OpenStudy
+from tests.support.attempts import run
 from tests.support.studies import Studies
-from tests.unit.trial.test_objective import run
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from hpo.storage.agents import Joining
 from hpo.storage.ledger import Owner
 from hpo.study.shared import write_mark
 from hpo.trial.resources import Slot
+from tests.support.attempts import run
 from tests.support.studies import Studies
-from tests.unit.trial.test_objective import run
 
 
 class Begun:

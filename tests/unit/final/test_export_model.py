@@ -16,10 +16,10 @@ from hpo.final.export_model import check_export_path, export_model
 from hpo.final.models import best_weights, load_model
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
+from tests.support.attempts import run
 from tests.support.commands import STUDY, hpo, hpo_json
 from tests.support.finished import finished_study
 from tests.support.studies import Studies
-from tests.unit.trial.test_objective import run
 
 pytestmark = pytest.mark.full
 

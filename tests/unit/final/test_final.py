@@ -20,8 +20,8 @@ from hpo.final.training import train_at, train_final
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
 from hpo.trial.place import RunPlace
+from tests.support.attempts import run
 from tests.support.studies import Studies
-from tests.unit.trial.test_objective import run
 from trainer import Trainer
 from trainer.checkpoint.manager import newest_checkpoint
 

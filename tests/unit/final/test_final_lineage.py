@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,18 +22,10 @@ from tests.unit.study.test_forking import OVERRIDES, checkpoint, run_all, trials
 from tests.unit.trainer.support import assert_same
 from trainer.checkpoint.manager import newest_checkpoint
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 
 CPU = torch.device("cpu")
 EVERY = ("callbacks={checkpoint: {max_overhead: 1, keep_last: 9}}",)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    kept = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(kept)
 
 
 def forked_study(studies: Studies) -> OpenStudy:

@@ -21,10 +21,10 @@ from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
 from hpo.trial.place import RunPlace
 from hpo.trial.trackers import Shown
+from tests.support.attempts import run
 from tests.support.commands import MODEL, hpo
 from tests.support.finished import finished_study
 from tests.support.studies import Studies
-from tests.unit.trial.test_objective import run
 
 
 @pytest.fixture(scope="module")

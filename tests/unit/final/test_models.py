@@ -14,9 +14,9 @@ from hpo.errors import StudyError
 from hpo.final.models import best_weights, load_model
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
+from tests.support.attempts import run
 from tests.support.finished import finished_study
 from tests.support.studies import Studies
-from tests.unit.trial.test_objective import run
 
 
 @pytest.fixture(scope="module")

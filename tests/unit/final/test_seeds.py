@@ -24,10 +24,10 @@ from hpo.final.starting import Start, start_of_base, start_of_trial
 from hpo.storage.attributes import FORK_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
+from tests.support.attempts import run
 from tests.support.commands import MODEL, STUDY, hpo, hpo_json
 from tests.support.finished import finished_study
 from tests.support.studies import Studies
-from tests.unit.trial.test_objective import run
 
 pytestmark = pytest.mark.full
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from hpo.study.open_study import OpenStudy
 from hpo.study.trial_entries import study_trials
 from hpo.trial.report import TrialReport
-from hpo.trial.run import TrialRun
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import FunctionCode
+from tests.support import attempts
 from trainer.recorded import Metrics
 
 Function = Callable[[Session], object]
@@ -24,9 +22,7 @@ def run(
 ) -> tuple[TrialReport, list[Metrics]]:
     """One attempt at the next trial: what came of it, and the history."""
     code = FunctionCode(function)
-    trial = view.study.ask()
-    report = TrialRun(view, trial, code, torch.device("cpu"), request or StopRequest(), lambda _: None).run()
-    return report, list(code.history)
+    return attempts.run(view, code, request=request), list(code.history)
 
 
 def reason(view: OpenStudy, function: Function) -> str:

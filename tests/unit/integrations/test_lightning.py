@@ -16,11 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from hpo.integrations.lightning import HPOCallback
 from hpo.study.outcome import Outcome
 from hpo.trial.session import Session
+from tests.support.attempts import AskedAt, stored
 from tests.support.pausing import PauseAll
 from tests.support.studies import Studies
 from tests.unit.integrations.support import StopAt, reason, run
-from tests.unit.trial.test_callbacks import AskedAt
-from tests.unit.trial.test_objective import stored
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),

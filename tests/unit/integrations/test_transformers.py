@@ -21,11 +21,10 @@ from transformers import (
 from hpo.integrations.transformers import HPOCallback, unpacked
 from hpo.study.outcome import Outcome
 from hpo.trial.session import Session
+from tests.support.attempts import AskedAt, stored
 from tests.support.pausing import PauseAll
 from tests.support.studies import Studies
 from tests.unit.integrations.support import StopAt, reason, run
-from tests.unit.trial.test_callbacks import AskedAt
-from tests.unit.trial.test_objective import stored
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.manager import load_checkpoint
 

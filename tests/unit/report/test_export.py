@@ -29,10 +29,10 @@ from hpo.storage.optuna_private import id_of_trial
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import study_best
 from hpo.study.trial_entries import study_trials
+from tests.support.attempts import run
 from tests.support.commands import STUDY, hpo
 from tests.support.finished import finished_study
 from tests.support.studies import Studies, ask
-from tests.unit.trial.test_objective import run
 
 #: One entry of each type that a column may have.
 SPACE = (

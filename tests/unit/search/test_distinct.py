@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
@@ -16,16 +15,12 @@ from hpo.execution.observer import Observer
 from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.distinct import point_key, twin
 from hpo.storage.attributes import RUN_ATTR, SAME_AS_ATTR
-from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.study.standing import standing_of
 from hpo.study.status import study_status
 from hpo.study.trial_entries import study_trials
-from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
-from hpo.trial.run import TrialRun
-from hpo.trial.stopping import StopRequest
-from hpo.trial.trainer_code import TrainerCode
+from tests.support.attempts import run
 from tests.support.commands import STUDY, hpo, hpo_json, make_study
 from tests.support.studies import Studies, ask
 from tests.unit.study.test_granting import run_all
@@ -238,16 +233,10 @@ def test_a_result_that_is_taken_over_costs_no_epochs(studies: Studies) -> None:
         assert study_status(view)["epochs"] == {"trained": 2, "limit": 6}
 
 
-def train_next(view: OpenStudy) -> TrialReport:
-    """Run the next trial to its end."""
-    trial, device = view.study.ask(), torch.device("cpu")
-    return TrialRun(view, trial, TrainerCode(Builder(view.spec)), device, StopRequest(), lambda _: None).run()
-
-
 def test_a_diverged_result_that_is_taken_over_is_reported_without_a_value(studies: Studies) -> None:
     diverging = "search_space={loss.nan: {type: categorical, choices: [true]}}"
     with studies.open(diverging, "study.duplicates=reuse") as (view,):
-        reports = [train_next(view) for _ in range(2)]
+        reports = [run(view) for _ in range(2)]
         assert [(report.outcome, report.value) for report in reports] == [(Outcome.DIVERGED, None)] * 2
         assert view.study.get_trials()[1].user_attrs[SAME_AS_ATTR] == 0
 
@@ -256,10 +245,10 @@ def test_a_result_that_was_taken_over_is_taken_from_the_trial_that_trained(studi
     fixed = "search_space={model.hidden: {type: int, low: 3, high: 3}}"
     with studies.open(fixed, "study.duplicates=reuse", views=2) as (one, other):
         first, _ = ask(one)
-        train_next(other)
+        run(other)
         one.storage.requeue(first._trial_id)  # its worker left before it began to train
-        train_next(other)
-        train_next(other)
+        run(other)
+        run(other)
         assert [trial.user_attrs.get(SAME_AS_ATTR) for trial in other.study.get_trials()] == [1, None, 1]
 
 
@@ -271,7 +260,7 @@ def test_a_trial_that_has_begun_to_train_goes_on_as_itself(studies: Studies) -> 
         ended, _ = ask(other)
         one.storage.requeue(begun._trial_id)
         other.study.tell(ended, 5.0)
-        assert train_next(other).number == 0
+        assert run(other).number == 0
         trials = other.study.get_trials()
         assert SAME_AS_ATTR not in trials[0].user_attrs
         assert trials[0].value != 5.0

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from hpo.storage.beats import Heartbeat
 from hpo.storage.ledger import Owner
@@ -16,15 +15,12 @@ from hpo.storage.outage import DatabaseGoneError
 from hpo.storage.recovery import STOPPED
 from hpo.study.folders import attempt_folder, note_stop, stop_note
 from hpo.study.outcome import Outcome
-from hpo.trial.builder import Builder
-from hpo.trial.run import TrialRun
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
-from hpo.trial.trainer_code import TrainerCode
+from tests.support.attempts import dying, run
 from tests.support.commands import PATIENCE
 from tests.support.owners import load, make_study, opened
 from tests.support.studies import Studies
-from tests.unit.trial.test_objective import dying, run
 
 
 def remove(file: Path) -> None:
@@ -115,10 +111,8 @@ def test_a_trial_whose_database_is_gone_ends_with_a_checkpoint_and_costs_no_retr
             if seen.count(2) == 2:  # the second epoch's report, then the third epoch's first batch
                 file.rename(file.with_name("kept.db"))
 
-        trial = late.study.ask()
-        code = TrainerCode(Builder(late.spec))
         with pytest.raises(DatabaseGoneError):
-            TrialRun(late, trial, code, torch.device("cpu"), request, remove_in_epoch_three).run()
+            run(late, request=request, pulse=remove_in_epoch_three)
         late.storage.close()
         file.with_name("kept.db").rename(file)
         assert request.leaving

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,11 @@ from hpo.study.taking import claimable
 from hpo.study.trial_entries import study_trials
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
-from hpo.trial.run import TrialRun
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
-from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import FunctionCode, TrainingCode
 from hpo.wording import granted
+from tests.support.attempts import killing, run, trainer_code
 from tests.support.commands import hpo
 from tests.support.forking import RATE, ForkLate, ForkOnce
 from tests.support.owners import forked
@@ -51,14 +49,10 @@ from tests.support.studies import Studies, take
 from tests.unit.trainer.support import assert_same
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 
 EPOCHS = 5
 OVERRIDES = (f"trainer.max_epochs={EPOCHS}", "study.n_trials=3", "study.pruner=none")
-
-
-def trainer_code(view: OpenStudy) -> TrainingCode:
-    return TrainerCode(Builder(view.spec))
 
 
 def function_code(view: OpenStudy) -> TrainingCode:
@@ -68,14 +62,6 @@ def function_code(view: OpenStudy) -> TrainingCode:
 MAKE: dict[str, Callable[[OpenStudy], TrainingCode]] = {"trainer": trainer_code, "function": function_code}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    kept = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(kept)
-
-
 def train(
     view: OpenStudy,
     trial: optuna.Trial,
@@ -83,7 +69,7 @@ def train(
     pulse: Callable[[Session], None] = lambda _: None,
     request: StopRequest | None = None,
 ) -> TrialReport:
-    return TrialRun(view, trial, make(view), torch.device("cpu"), request or StopRequest(), pulse).run()
+    return run(view, make(view), trial, request=request, pulse=pulse)
 
 
 def run_all(view: OpenStudy, make: Callable[[OpenStudy], TrainingCode] = trainer_code, most: int = 99) -> None:
@@ -333,17 +319,10 @@ def test_killed_at_any_time_it_resumes_to_the_same_bits(kind: str, pulse: int, s
 
 def _die(file: Path, options: tuple[str, ...], kind: str, pulse: int) -> None:
     torch.set_num_threads(1)
-    seen: list[int] = []
-
-    def count(session: Session) -> None:
-        seen.append(session.epoch)
-        if len(seen) == pulse:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     view = forking(load_study(load_spec(file, options), Owner.current(worker="killed")))
     taken = take(view)
     assert isinstance(taken, optuna.Trial)
-    train(view, taken, MAKE[kind], count)
+    train(view, taken, MAKE[kind], killing(pulse))
 
 
 def test_the_parents_checkpoint_stays_as_long_as_the_fork_may_need_it(studies: Studies) -> None:

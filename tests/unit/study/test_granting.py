@@ -11,7 +11,6 @@ from typing import Any
 
 import optuna
 import pytest
-import torch
 from optuna.trial import TrialState
 
 from hpo.errors import InputError, StudyError
@@ -34,13 +33,10 @@ from hpo.study.standing import standing_of
 from hpo.study.status import best_in_words, refuse_without_result, study_best, study_status
 from hpo.study.taking import Taker, claimable
 from hpo.trial import reports
-from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
-from hpo.trial.run import TrialRun
 from hpo.trial.session import Session
-from hpo.trial.stopping import StopRequest
-from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import FunctionCode, TrainingCode
+from tests.support.attempts import run
 from tests.support.commands import PATIENCE, STUDY
 from tests.support.studies import Studies, ask, at_once, take
 
@@ -66,9 +62,7 @@ def two_by_two(view: OpenStudy) -> OpenStudy:
 
 
 def train(view: OpenStudy, trial: optuna.Trial, code: TrainingCode | None = None) -> TrialReport:
-    code, device = code or TrainerCode(Builder(view.spec)), torch.device("cpu")
-    extend = partial(Taker(view).extended, trial._trial_id)
-    return TrialRun(view, trial, code, device, StopRequest(), lambda _: None, extend).run()
+    return run(view, code, trial, extend=partial(Taker(view).extended, trial._trial_id))
 
 
 def run_all(view: OpenStudy) -> list[tuple[int, int]]:

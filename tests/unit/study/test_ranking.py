@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import optuna
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState
@@ -15,10 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.config.schema_study import FARTHEST, Bound, Direction, StudySection
 from hpo.storage.attributes import BEST_ATTR
 from hpo.study.ranking import best_of, is_feasible, is_ranked, pareto_front, ranked
-from hpo.trial.builder import Builder
-from hpo.trial.run import TrialRun
-from hpo.trial.stopping import StopRequest
-from hpo.trial.trainer_code import TrainerCode
+from tests.support.attempts import run
 from tests.support.studies import Studies
 
 BOTH: dict[str, Direction] = {"val_loss": "minimize", "accuracy": "maximize"}
@@ -149,8 +145,7 @@ def test_an_attempt_that_was_killed_before_it_ended_leaves_no_constraint_behind(
     with studies.open(*options) as (view,):
         trial = view.study.ask()
         trial.set_constraint("lr", 7.0)  # an earlier attempt's, which is not true any more
-        device = torch.device("cpu")
-        TrialRun(view, trial, TrainerCode(Builder(view.spec)), device, StopRequest(), lambda _: None).run()
+        run(view, trial=trial)
         (stored,) = view.study.get_trials()
         assert stored.constraints["lr"] < 0
         assert is_ranked(stored)

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -18,25 +18,13 @@ from hpo.storage.attributes import PRUNED_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.trial.pruner_callback import PrunerCallback
 from hpo.trial.reports import Reports
+from tests.support.attempts import AskedAt
 from tests.support.studies import Studies, ask, session_of
 from trainer import Trainer
 from trainer.callbacks import CSVLogging, NaNDetection
 from trainer.state import DIVERGED, PRUNED
 
 DATA = TensorDataset(torch.zeros(1, 1), torch.zeros(1, 1))
-
-
-class AskedAt(optuna.pruners.BasePruner):
-    """Prunes at one step and remembers each step that it was asked about."""
-
-    def __init__(self, prune_at: int | None = None) -> None:
-        self.prune_at = prune_at
-        self.steps: list[int] = []
-
-    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        assert trial.last_step is not None
-        self.steps.append(trial.last_step)
-        return trial.last_step == self.prune_at
 
 
 class Losses:

@@ -16,10 +16,11 @@ from hpo.storage.ledger import Owner
 from hpo.study.outcome import Outcome
 from hpo.trial.forks import only_in
 from hpo.trial.report import TrialReport
+from tests.support.attempts import run, stored
 from tests.support.commands import STUDY
 from tests.support.owners import load, make_study, opened, study_id, trials
 from tests.support.studies import Studies
-from tests.unit.trial.test_objective import curve, run, stored
+from tests.unit.trial.test_objective import curve
 
 pytestmark = pytest.mark.full
 

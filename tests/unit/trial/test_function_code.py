@@ -21,24 +21,17 @@ from hpo.storage.attributes import BEST_ATTR, REASON_ATTR, STARTED_AGAIN_ATTR
 from hpo.storage.ledger import Lease
 from hpo.storage.pausing import paused_at
 from hpo.storage.recovery import Verdict
-from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
-from hpo.trial.report import TrialReport
-from hpo.trial.run import TrialRun
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import FunctionCode, takes_session
+from tests.support import attempts
+from tests.support.attempts import AskedAt, stored
+from tests.support.attempts import run_function as run
 from tests.support.pausing import PauseAll
 from tests.support.studies import Studies
-from tests.unit.trial.test_callbacks import AskedAt
-from tests.unit.trial.test_objective import stored
 
 LOSSES = (3.0, 1.0, 2.0)
-
-
-def run(view: OpenStudy, function: Callable[[Session], object], request: StopRequest | None = None) -> TrialReport:
-    code, device = FunctionCode(function), torch.device("cpu")
-    return TrialRun(view, view.study.ask(), code, device, request or StopRequest(), lambda _: None).run()
 
 
 @pytest.mark.parametrize("value", [0.25, torch.tensor(0.25), {"val_loss": 0.25, "accuracy": 0.5}])
@@ -318,9 +311,7 @@ def test_a_look_whether_to_stop_before_the_checkpoint_reports_no_epoch_again(stu
         assert run(view, train, request).outcome is None
         ours, theirs = Pipe()
         news = News(theirs, 0, "val_loss")
-        code, device = FunctionCode(train), torch.device("cpu")
-        trial = view.study.ask()
-        TrialRun(view, trial, code, device, StopRequest(), lambda session: news.follow(session, math.inf)).run()
+        attempts.run(view, FunctionCode(train), pulse=lambda session: news.follow(session, math.inf))
     news.finish()
     theirs.close()
     heard = []

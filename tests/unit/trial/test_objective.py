@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import TrialState
 
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR, PREDICTION_ATTR, REASON_ATTR, RUN_ATTR, TRACEBACK_ATTR
-from hpo.storage.ledger import Lease, Owner
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.own_trials import best_trial
 from hpo.study.status import study_best, study_status
 from hpo.study.trial_entries import study_trials
-from hpo.trial.builder import Builder
-from hpo.trial.report import TrialReport
-from hpo.trial.run import TrialRun
-from hpo.trial.stopping import StopRequest
-from hpo.trial.trainer_code import TrainerCode
 from hpo.wording import ENDED_OUTSIDE
+from tests.support.attempts import From, dying, run, stored
 from tests.support.databases import server_of
 from tests.support.studies import Studies
 from trainer.checkpoint.manager import load_checkpoint
@@ -149,37 +143,6 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(kept)
 
 
-class From(StopRequest):
-    """A request to leave that comes at the n-th look, or whatever else is to happen then."""
-
-    def __init__(self, look: int, action: Callable[[], object] | None = None) -> None:
-        super().__init__()
-        self.looks, self.look = 0, look
-        self.action = self.leave if action is None else action
-
-    def stops(self, number: int, lease: Lease) -> bool:
-        self.looks += 1
-        if self.looks == self.look:
-            self.action()
-        return super().stops(number, lease)
-
-
-def run(view: OpenStudy, request: StopRequest | None = None) -> TrialReport:
-    return run_trial(view, view.study.ask(), request)
-
-
-def run_trial(view: OpenStudy, trial: Trial, request: StopRequest | None = None) -> TrialReport:
-    return TrialRun(
-        view, trial, TrainerCode(Builder(view.spec)), torch.device("cpu"), request or StopRequest(), lambda _: None
-    ).run()
-
-
-def stored(view: OpenStudy, number: int = 0) -> FrozenTrial:
-    """The trial as another process reads it."""
-    with load_study(view.spec) as other:
-        return other.study.get_trials()[number]
-
-
 def curve(view: OpenStudy, number: int = 0) -> str:
     folders = sorted((view.spec.output_dir / "trials" / str(number)).iterdir())
     return (folders[-1] / "metrics.csv").read_text()
@@ -215,7 +178,7 @@ def test_a_trial_that_is_ended_from_outside_says_so(
     with studies.open() as (view,):
         trial, plain = view.study.ask(), load_study(view.spec)
         request = From(2, lambda: plain.storage.set_trial_state_values(trial._trial_id, state, values))
-        report = run_trial(view, trial, request)
+        report = run(view, trial=trial, request=request)
         plain.storage.close()
         assert (report.outcome, report.reason, report.outside) == (outcome, ENDED_OUTSIDE, True)
         assert values is None or report.value == 7.0
@@ -225,7 +188,7 @@ def test_a_trial_that_another_attempt_has_is_not_said_to_be_ended(studies: Studi
     with studies.open() as (view,):
         trial, plain = view.study.ask(), load_study(view.spec)
         request = From(2, lambda: plain.storage.set_trial_state_values(trial._trial_id, TrialState.WAITING))
-        report = run_trial(view, trial, request)
+        report = run(view, trial=trial, request=request)
         plain.storage.close()
         assert (report.outcome, report.reason, report.outside) == (None, "", False)
 
@@ -373,7 +336,7 @@ def test_an_interrupted_trial_waits_and_goes_on_bit_equal(studies: Studies, look
         assert run(view).outcome == Outcome.COMPLETE
         expected, value = curve(view), stored(view).value
     with studies.open(at="interrupted", views=2) as (view, later):
-        report = run(view, From(look))
+        report = run(view, request=From(look))
         assert report.outcome is None
         assert outcome_of(stored(view)) == "waiting"
         torch.set_num_threads(2)
@@ -387,15 +350,10 @@ def test_an_interrupted_trial_waits_and_goes_on_bit_equal(studies: Studies, look
 
 def test_a_trial_that_is_interrupted_at_the_last_step_of_all_waits_for_its_validation(studies: Studies) -> None:
     with studies.open("trainer.max_steps=4", views=2) as (view, later):
-        assert run(view, From(4)).outcome is None
+        assert run(view, request=From(4)).outcome is None
         assert outcome_of(stored(view)) == "waiting"
         assert run(later).outcome == Outcome.COMPLETE
         assert len(stored(view).intermediate_values) == 1
-
-
-def dying(view: OpenStudy) -> OpenStudy:
-    """The study as a worker sees it whose process is gone, to all others."""
-    return load_study(view.spec, dataclasses.replace(Owner.current(), start_time=1.0))
 
 
 @pytest.mark.parametrize("look", [1, 6])
@@ -407,7 +365,7 @@ def test_a_trial_whose_lease_is_lost_ends_quietly_and_writes_nothing_more(studie
             assert [(each.number, each.attempt) for each in other.requeue_dead()] == [(0, 1)]
             before.append(stored(other))
 
-        report = run(late, From(look, take))
+        report = run(late, request=From(look, take))
         assert report.outcome is None
         assert report.value is None
         assert stored(other) == before[0]
@@ -427,11 +385,11 @@ def test_a_process_that_wakes_before_its_first_folder_leaves_the_next_attempts_a
         def wake() -> None:
             folder = other.spec.output_dir / "trials" / "0" / "attempt-2"
             assert (folder / "config.yaml").is_file()
-            woken.append(run_trial(late, asked).outcome)
+            woken.append(run(late, trial=asked).outcome)
             assert (folder / "config.yaml").is_file()
 
         assert [(each.number, each.attempt) for each in other.requeue_dead()] == [(0, 1)]
-        assert run(other, From(3, wake)).outcome == Outcome.COMPLETE
+        assert run(other, request=From(3, wake)).outcome == Outcome.COMPLETE
         assert woken == [None]
         late.storage.close()
 

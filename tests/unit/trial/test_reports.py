@@ -23,9 +23,10 @@ from hpo.storage.study_storage import StudyStorage
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.trial import reports
 from hpo.trial.reports import GatheredReports, LateReports
+from tests.support.attempts import AskedAt
 from tests.support.commands import PATIENCE
 from tests.support.studies import Studies, ask
-from tests.unit.trial.test_callbacks import DATA, AskedAt, in_history, make_trainer, stored
+from tests.unit.trial.test_callbacks import DATA, in_history, make_trainer, stored
 from trainer import Callback, Trainer
 from trainer.callback import TrainerView
 from trainer.state import PRUNED

@@ -23,16 +23,15 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.study.trial_entries import study_trials
 from hpo.trial.report import TrialReport
-from hpo.trial.run import TrialRun
 from hpo.trial.script_trial import ScriptTrial, session_of
 from hpo.trial.session import MAX_STEP
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import FunctionCode
+from tests.support import attempts
+from tests.support.attempts import AskedAt, stored
 from tests.support.databases import server_of
 from tests.support.pausing import PauseAll
 from tests.support.studies import Studies, take
-from tests.unit.trial.test_callbacks import AskedAt
-from tests.unit.trial.test_objective import stored
 
 STUDY = """
 study: {name: script, direction: minimize, n_trials: 6, sampler: {name: random, seed: 3}, pruner: none}
@@ -52,7 +51,7 @@ def run(view: OpenStudy, objective: Objective, request: StopRequest | None = Non
     assert isinstance(trial, optuna.Trial)
     goals = tuple(view.spec.study.goals)
     code = FunctionCode(lambda session: objective(ScriptTrial(session, trial)), goals)
-    return TrialRun(view, trial, code, torch.device("cpu"), request or StopRequest(), lambda _: None).run()
+    return attempts.run(view, code, trial, request=request)
 
 
 def steps(*numbers: int, prune: bool = False) -> Objective:
@@ -369,7 +368,7 @@ def test_one_that_saves_pauses_and_resumes_from_its_checkpoint(studies: Studies,
         trial = optuna.Trial(view.study, trial_id)
         code = FunctionCode(lambda session: objective(ScriptTrial(session, trial)))
         again = replace(view, scheduler=PrunerScheduler())
-        report = TrialRun(again, trial, code, torch.device("cpu"), StopRequest(), lambda _: None).run()
+        report = attempts.run(again, code, trial)
         assert (report.outcome, report.value) == (Outcome.COMPLETE, 9.0)
         assert began == [0, 2]
         assert stored(view).intermediate_values == {epoch: float(epoch - 1) for epoch in range(1, 5)}

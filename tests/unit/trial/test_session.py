@@ -17,27 +17,18 @@ import torch
 from hpo.errors import LeaseLostError
 from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
 from hpo.storage.pausing import paused_at
-from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.study.trial_entries import study_trials
-from hpo.trial.report import TrialReport
-from hpo.trial.run import TrialRun
 from hpo.trial.session import Session, TrainingStoppedError
 from hpo.trial.stopping import StopRequest
-from hpo.trial.training_code import FunctionCode
+from tests.support.attempts import AskedAt, stored
+from tests.support.attempts import run_function as run
 from tests.support.pausing import PauseAll
 from tests.support.studies import Studies, ask, session_of
-from tests.unit.trial.test_callbacks import AskedAt
-from tests.unit.trial.test_objective import stored
 from trainer.checkpoint.files import list_checkpoints
 from trainer.recorded import MetricError
 
 LOSSES = (3.0, 1.0, 2.0, 2.5, 2.6)
-
-
-def run(view: OpenStudy, function: Callable[[Session], object], request: StopRequest | None = None) -> TrialReport:
-    code, device = FunctionCode(function), torch.device("cpu")
-    return TrialRun(view, view.study.ask(), code, device, request or StopRequest(), lambda _: None).run()
 
 
 def report_all(session: Session) -> None:

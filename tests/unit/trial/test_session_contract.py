@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,24 +23,20 @@ from hpo.storage.pausing import paused_at
 from hpo.storage.recovery import LOST, STOPPED, Verdict
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome, outcome_of
-from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
-from hpo.trial.run import TrialRun
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
-from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import FunctionCode, TrainingCode
+from tests.support.attempts import AskedAt, From, dying, killing, run, stored, trainer_code
 from tests.support.owners import forked
 from tests.support.pausing import PauseAll
 from tests.support.plain_training import train
 from tests.support.studies import Studies
 from tests.unit.trainer.support import assert_same
-from tests.unit.trial.test_callbacks import AskedAt
-from tests.unit.trial.test_objective import From, dying, stored
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.manager import load_checkpoint, newest_checkpoint
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 
 MakeCode = Callable[[OpenStudy], TrainingCode]
 EPOCHS = 4
@@ -57,36 +52,15 @@ class Odd(Callback):
 """
 
 
-def trainer_code(view: OpenStudy) -> TrainingCode:
-    return TrainerCode(Builder(view.spec))
-
-
 def function_code(view: OpenStudy) -> TrainingCode:
     return FunctionCode(train)
-
-
-def run_with(
-    make: MakeCode,
-    view: OpenStudy,
-    request: StopRequest | None = None,
-    pulse: Callable[[Session], object] = lambda _: None,
-) -> TrialReport:
-    trial = view.study.ask()
-    return TrialRun(view, trial, make(view), torch.device("cpu"), request or StopRequest(), pulse).run()
 
 
 def die(study: Path, make: MakeCode, pulse: int) -> None:
     """Run a trial in this process, which a SIGKILL ends at the n-th pulse."""
     torch.set_num_threads(1)
-    seen: list[int] = []
-
-    def count(session: Session) -> None:
-        seen.append(session.epoch)
-        if len(seen) == pulse:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     view = load_study(load_spec(study, OVERRIDES), Owner.current(worker="killed"))
-    run_with(make, view, pulse=count)
+    run(view, make(view), pulse=killing(pulse))
 
 
 class SessionContract(ABC):
@@ -101,15 +75,8 @@ class SessionContract(ABC):
     def weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
         """The model and the optimizer in a checkpoint."""
 
-    @pytest.fixture(autouse=True)
-    def _one_thread(self) -> Iterator[None]:
-        kept = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(kept)
-
-    def run(self, view: OpenStudy, *args: Any, **options: Any) -> TrialReport:
-        return run_with(type(self).make, view, *args, **options)
+    def run(self, view: OpenStudy, request: StopRequest | None = None, **options: Any) -> TrialReport:
+        return run(view, type(self).make(view), request=request, **options)
 
     def open(self, studies: Studies, *overrides: str, **options: Any) -> Any:
         return studies.open(*OVERRIDES, *overrides, **options)
@@ -194,8 +161,7 @@ class SessionContract(ABC):
                     trial.set_user_attr(PRUNED_ATTR, 2)
                     request.leave()
 
-            code, device = type(self).make(view), torch.device("cpu")
-            assert TrialRun(view, trial, code, device, request, decide).run().outcome is None
+            assert self.run(view, request, trial=trial, pulse=decide).outcome is None
             pruner = later.study.pruner = AskedAt()
             report = self.run(later)
             assert (report.outcome, report.epochs, pruner.steps) == (Outcome.PRUNED, 2, [])
@@ -220,9 +186,8 @@ class SessionContract(ABC):
             assert found[0].progress == (ends, 0)
             assert later.storage.resume(trial._trial_id)
             resumed = optuna.Trial(later.study, trial._trial_id)
-            code = type(self).make(later)
             later = replace(later, scheduler=PauseAll())
-            report = TrialRun(later, resumed, code, torch.device("cpu"), StopRequest(), lambda _: None).run()
+            report = self.run(later, trial=resumed)
             assert (report.outcome, report.paused) == (Outcome.COMPLETE, False)
             assert_same(self.result(later), expected)
 
@@ -239,8 +204,7 @@ class SessionContract(ABC):
                     trial.set_user_attr(PAUSE_AT_ATTR, 2)
                     request.leave()
 
-            code, device = type(self).make(view), torch.device("cpu")
-            assert TrialRun(view, trial, code, device, request, decide).run().paused is False
+            assert self.run(view, request, trial=trial, pulse=decide).paused is False
             assert outcome_of(stored(view)) == "waiting"
             report = self.run(later)
             assert (report.outcome, report.paused) == (None, True)
@@ -273,8 +237,7 @@ class SessionContract(ABC):
         with self.open(studies) as (view,):
             trial, request = view.study.ask(), StopRequest()
             request.end(Lease(trial._trial_id, 1), Verdict("timed_out", "too long", final=True))
-            code, device = type(self).make(view), torch.device("cpu")
-            report = TrialRun(view, trial, code, device, request, lambda _: None).run()
+            report = self.run(view, request, trial=trial)
             assert (report.outcome, report.reason) == (Outcome.TIMED_OUT, "too long")
             assert stored(view).user_attrs[REASON_ATTR] == "too long"
 
@@ -324,8 +287,7 @@ class SessionContract(ABC):
         with self.open(studies) as (view,):
             trial, request = view.study.ask(), StopRequest()
             request.lose(Lease(trial._trial_id, 1))
-            code, device = type(self).make(view), torch.device("cpu")
-            report = TrialRun(view, trial, code, device, request, lambda _: None).run()
+            report = self.run(view, request, trial=trial)
             assert (report.outcome, report.epochs) == (None, 0)
             assert stored(view).intermediate_values == {}
 
@@ -339,9 +301,8 @@ class SessionContract(ABC):
                 if seen.count(2) == 2:
                     file.rename(file.with_name("kept.db"))
 
-            trial, code = late.study.ask(), type(self).make(late)
             with pytest.raises(DatabaseGoneError):
-                TrialRun(late, trial, code, torch.device("cpu"), request, remove_in_epoch_three).run()
+                self.run(late, request, pulse=remove_in_epoch_three)
             late.storage.close()
             file.with_name("kept.db").rename(file)
             assert request.leaving
