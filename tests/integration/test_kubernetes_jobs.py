@@ -78,8 +78,8 @@ def order(folder: Path, *arguments: str) -> AgentOrder:
     return AgentOrder(study, "tiny", study.parent / "runs" / "tiny" / "logs", arguments)
 
 
-def has(kind: type[Change], count: int = 1) -> Callable[[list[Change]], bool]:
-    return lambda said: sum(isinstance(each, kind) for each in said) == count
+def has(kind: type[Change]) -> Callable[[list[Change]], bool]:
+    return lambda said: sum(isinstance(each, kind) for each in said) == 1
 
 
 def job_of(placement: Placement) -> str:

@@ -37,7 +37,7 @@ class HostedEngine:
 
 
 @contextmanager
-def hosted(text: str, within: Sequence[str] = (), **environment: str) -> Iterator[HostedEngine]:
+def hosted(text: str, within: Sequence[str], **environment: str) -> Iterator[HostedEngine]:
     """The engine of the text of `--on`, in a process that the command ``within`` starts."""
     command = [*within, sys.executable, "-W", "error", "-m", __name__, text]
     process = subprocess.Popen(

@@ -24,7 +24,6 @@ from tests.support.commands import STUDY, make_study
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = [*sorted(ROOT.glob("studies/*/study.yaml")), *sorted(ROOT.glob("hpo/templates/*/study.yaml"))]
-SCHEDULE = "lr_scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 2}\n"
 #: What a study of this file would be with another value of a key, where the schema's example is not one.
 OTHERS = {
     "study.metric": "val_other_loss",

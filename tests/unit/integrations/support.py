@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from hpo.study.open_study import OpenStudy
-from hpo.study.trial_entries import study_trials
 from hpo.trial.report import TrialReport
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
@@ -30,11 +29,6 @@ def reason(view: OpenStudy, function: Function) -> str:
     report, _ = run(view, function)
     assert report.outcome == "error", report
     return report.reason
-
-
-def outcomes(view: OpenStudy) -> list[str]:
-    """Outcome of each trial."""
-    return [str(each.outcome) for each in study_trials(view.study)]
 
 
 class StopAt:

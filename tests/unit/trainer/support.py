@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
@@ -178,6 +180,26 @@ def through_file(checkpoint: dict[str, Any]) -> dict[str, Any]:
     file.seek(0)
     loaded: dict[str, Any] = torch.load(file, weights_only=True)
     return loaded
+
+
+def fail(error: BaseException, reason: str = "") -> At:
+    """Raises in the second epoch, after a request to stop if there is a reason for one."""
+
+    def act(trainer: Any) -> None:
+        if reason:
+            trainer.state.stop(reason)
+        raise error
+
+    return At("on_epoch_end", act, lambda trainer: trainer.state.epoch == 2, priority=85)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the trainer has warned of."""
+    return [
+        record.message
+        for record in caplog.records
+        if record.name.startswith("trainer.") and record.levelno >= logging.WARNING
+    ]
 
 
 def frozen(trainer: Trainer) -> dict[str, Any]:

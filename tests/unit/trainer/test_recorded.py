@@ -92,7 +92,7 @@ def test_every_way_into_the_mapping_is_checked() -> None:
 class Writes(At):
     """Puts one value under ``mine``."""
 
-    def __init__(self, value: Any, event: str = "on_epoch_end") -> None:
+    def __init__(self, value: Any, event: str) -> None:
         super().__init__(event, lambda trainer, *_: trainer.state.metrics.update(mine=value))
 
 

@@ -1,6 +1,5 @@
 """The schedulers that torch lacks: their formulas, their place in a run, and their states."""
 
-import io
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -39,8 +38,8 @@ from tests.unit.trainer.support import (
     make_trainer,
     quick,
     regression,
+    through_file,
 )
-from tests.unit.trainer.support import through_file as checkpoint_through_file
 from trainer import Trainer
 from trainer.lr_schedulers import ExpHyperbolicLR, HyperbolicLR, Warmup, scale_rates, set_rate
 
@@ -86,14 +85,6 @@ def walk(optimizer: Optimizer, scheduler: Any, steps: int) -> list[list[float]]:
         assert scheduler.get_last_lr() == rates(optimizer)
         seen.append(rates(optimizer))
     return seen
-
-
-def through_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
 
 
 # ---- hyperbolic
@@ -374,7 +365,7 @@ def test_a_run_goes_on_to_the_same_bits_from_any_batch(name: str) -> None:
     assert len({metrics["lr"] for metrics in whole.state.history}) >= 3
     for step in (1, 2, 3, 4, 8, 9, 12):
         stopped = run(name, interrupt_at(step))
-        resumed = run(name, checkpoint=checkpoint_through_file(stopped.state_dict()))
+        resumed = run(name, checkpoint=through_file(stopped.state_dict()))
         assert_same(frozen(resumed), expected)
 
 

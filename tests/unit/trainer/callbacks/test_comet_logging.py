@@ -1,7 +1,6 @@
 """CometLogging with the real package, offline: what an archive holds; and online against what Comet's API is."""
 
 import json
-import logging
 import math
 import sys
 import threading
@@ -13,7 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.trainer.support import At, interrupt_at, make_trainer, regression, run_scripted, through_file
+from tests.unit.trainer.support import (
+    At,
+    interrupt_at,
+    make_trainer,
+    regression,
+    run_scripted,
+    through_file,
+    warnings_of,
+)
 from trainer.callbacks import CometLogging, ConfigSaver, NaNDetection, StepMetrics, comet_logging
 from trainer.callbacks.cancel_tags import CancelTags
 
@@ -47,14 +54,6 @@ class Archive:
     def others(self) -> dict[str, Any]:
         found = [message["payload"] for message in self.messages if message["type"] == "log_other"]
         return {payload["key"]: payload["value"] for payload in found}
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.message
-        for record in caplog.records
-        if record.name.startswith("trainer.") and record.levelno >= logging.WARNING
-    ]
 
 
 def test_an_archive_has_parameters_every_metric_at_its_epoch_and_the_end(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import torch
 from tests.support import mlflow_store
 from tests.unit.trainer.support import (
     At,
+    fail,
     interrupt_at,
     make_trainer,
     one_batch,
@@ -22,6 +22,7 @@ from tests.unit.trainer.support import (
     run_scripted,
     scripted_trainer,
     through_file,
+    warnings_of,
 )
 from trainer.callbacks import MLflowLogging, NaNDetection, mlflow_logging
 
@@ -53,14 +54,6 @@ def points(run: Any, metric: str = "val_loss") -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in history]
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.message
-        for record in caplog.records
-        if record.name.startswith("trainer.") and record.levelno >= logging.WARNING
-    ]
-
-
 def test_a_run_has_its_parameters_tags_and_every_metric_at_its_epoch(experiment: str) -> None:
     callback = mlflow(
         experiment,
@@ -76,15 +69,6 @@ def test_a_run_has_its_parameters_tags_and_every_metric_at_its_epoch(experiment:
     assert run.data.tags.items() >= {"group": "digits", "n": "1", "outcome": "complete"}.items()
     for name in state.metrics:
         assert points(run, name) == [(epoch, metrics[name]) for epoch, metrics in enumerate(state.history, 1)]
-
-
-def fail(error: BaseException, reason: str = "") -> At:
-    def act(trainer: Any) -> None:
-        if reason:
-            trainer.state.stop(reason)
-        raise error
-
-    return At("on_epoch_end", act, lambda trainer: trainer.state.epoch == 2, priority=85)
 
 
 @pytest.mark.parametrize(

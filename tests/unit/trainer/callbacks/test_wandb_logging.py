@@ -25,6 +25,7 @@ from tests.support import wandb_file
 from tests.support.commands import PATIENCE
 from tests.unit.trainer.support import (
     At,
+    fail,
     interrupt_at,
     make_trainer,
     one_batch,
@@ -32,6 +33,7 @@ from tests.unit.trainer.support import (
     run_scripted,
     scripted_trainer,
     through_file,
+    warnings_of,
 )
 from trainer.callbacks import (
     Checkpoint,
@@ -51,15 +53,6 @@ pytestmark = pytest.mark.full
 def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb_logging.SERVICE.forget()
     wandb_file.keep_offline(tmp_path, monkeypatch)
-
-
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The trainer's warnings."""
-    return [
-        record.message
-        for record in caplog.records
-        if record.name.startswith("trainer.") and record.levelno >= logging.WARNING
-    ]
 
 
 def run_files(folder: Path) -> list[Path]:
@@ -133,21 +126,12 @@ def test_a_dead_service_is_said_once_training_goes_on_and_the_next_run_is_logged
     assert [row["val_loss"] for row in wandb_file.history(file)] == [2.0, 1.0]
 
 
-def stop_with(reason: str, error: BaseException) -> At:
-    def act(trainer: Any) -> None:
-        if reason:
-            trainer.state.stop(reason)
-        raise error
-
-    return At("on_epoch_end", act, lambda trainer: trainer.state.epoch == 2, priority=85)
-
-
 #: What ends a run, its losses, its outcome, and its best epoch.
 ENDINGS: list[tuple[Callable[[], list[Any]], list[float], str, tuple[int | None, float | None]]] = [
     (list, [3.0, 1.0, 2.0], "complete", (2, 1.0)),
-    (lambda: [stop_with("pruned", RuntimeError())], [3.0, 1.0, 2.0], "pruned", (2, 1.0)),
-    (lambda: [stop_with("", ValueError())], [3.0, 1.0, 2.0], "error", (2, 1.0)),
-    (lambda: [stop_with("", torch.OutOfMemoryError())], [3.0, 4.0, 2.0], "out_of_memory", (1, 3.0)),
+    (lambda: [fail(RuntimeError(), "pruned")], [3.0, 1.0, 2.0], "pruned", (2, 1.0)),
+    (lambda: [fail(ValueError())], [3.0, 1.0, 2.0], "error", (2, 1.0)),
+    (lambda: [fail(torch.OutOfMemoryError())], [3.0, 4.0, 2.0], "out_of_memory", (1, 3.0)),
     (lambda: [NaNDetection()], [3.0, math.nan], "diverged", (1, 3.0)),
     (lambda: [NaNDetection()], [math.nan], "diverged", (None, None)),
     (lambda: [interrupt_at(2, now=False)], [3.0, 4.0, 2.0], "interrupted", (1, 3.0)),
@@ -235,7 +219,7 @@ def test_a_file_of_an_earlier_attempt_that_is_none_of_wandb_s_is_said_and_all_is
     (file,) = run_files(tmp_path)
     file.write_bytes(b"something else")
     attempt(tmp_path / "attempt-2", first, [1.0], 3)
-    (message,) = said(caplog)
+    (message,) = warnings_of(caplog)
     assert message.startswith(f"W&B can't read {file}; its epochs are sent again: ")
     (new,) = run_files(tmp_path / "attempt-2")
     assert wandb_file.steps(new) == [1, 2, 3]
@@ -270,7 +254,7 @@ def test_the_best_checkpoint_is_an_artifact_if_that_is_asked_for(
 
 def test_a_model_without_a_checkpoint_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_scripted([WandbLogging("p", folder=tmp_path, log_model=True)], [3.0])
-    assert said(caplog) == ["W&B gets no model: there is no checkpoint of the best epoch"]
+    assert warnings_of(caplog) == ["W&B gets no model: there is no checkpoint of the best epoch"]
 
 
 def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **environment: str) -> None:
@@ -289,7 +273,7 @@ def test_without_a_login_it_is_said_once_what_to_do_and_training_goes_on(
     with caplog.at_level(logging.WARNING, logger="trainer"):
         for _ in range(2):
             assert run_scripted([WandbLogging("p", folder=tmp_path)], [2.0, 1.0]).state.epoch == 2
-    (message,) = said(caplog)
+    (message,) = warnings_of(caplog)
     assert "not logged in; run `wandb login`, or set WANDB_MODE to offline" in message
     assert run_files(tmp_path) == []
 
@@ -325,7 +309,7 @@ def test_a_server_that_does_not_answer_costs_one_time_out_and_one_warning(
         for _ in range(2):
             callback = WandbLogging("p", folder=tmp_path, timeout_s=0.5)
             assert run_scripted([callback], [2.0, 1.0]).state.epoch == 2
-    (message,) = said(caplog)
+    (message,) = warnings_of(caplog)
     assert message.startswith("this run is not shown in W&B, which could not be started (WANDB_MODE=offline")
     assert wandb_logging.SERVICE.is_away
     wandb.teardown()
@@ -337,7 +321,7 @@ def test_a_value_that_wandb_refuses_costs_no_other_run(
 ) -> None:
     run_scripted([WandbLogging("p", folder=tmp_path, **arguments)], [2.0])
     run_scripted([WandbLogging("p", folder=tmp_path)], [1.0])
-    (message,) = said(caplog)
+    (message,) = warnings_of(caplog)
     assert message.startswith("this run is not shown in W&B, which could not be started: ")
     assert "WANDB_MODE" not in message  # this run is offline
     (file,) = run_files(tmp_path)
@@ -393,7 +377,7 @@ def test_a_server_that_goes_away_in_the_middle_is_said_once_and_does_not_block(
         go_away(None)
         thread.join()
     assert any("upsertBucket" in query for query in Answers.asked)
-    (message,) = said(caplog)
+    (message,) = warnings_of(caplog)
     assert message.startswith("W&B failed and gets nothing more of this run")
     (file,) = run_files(tmp_path)  # for `wandb sync`
     assert wandb_file.steps(file) == [1, 2, 3]
@@ -404,7 +388,7 @@ def test_a_folder_that_can_not_be_made_is_said_and_training_goes_on(
 ) -> None:
     (tmp_path / "file").write_text("")
     assert run_scripted([WandbLogging("p", folder=tmp_path / "file" / "run")], [2.0, 1.0]).state.epoch == 2
-    (message,) = said(caplog)
+    (message,) = warnings_of(caplog)
     assert "Not a directory" in message
 
 

@@ -57,11 +57,11 @@ def in_background(folder: Path, **options: Any) -> Checkpoint:
     return checkpoint
 
 
-def blow_up(epoch: int, size: int = 1_000_000) -> At:
+def blow_up(epoch: int) -> At:
     """Makes the checkpoint of an epoch large."""
     return At(
         "on_save_checkpoint",
-        lambda trainer, checkpoint: checkpoint.update(padding=torch.ones(size, dtype=torch.uint8)),
+        lambda trainer, checkpoint: checkpoint.update(padding=torch.ones(1_000_000, dtype=torch.uint8)),
         lambda trainer: trainer.state.epoch == epoch,
     )
 
@@ -88,8 +88,8 @@ class Gate:
 
         monkeypatch.setattr(CheckpointManager, "write", write)
 
-    def opens(self, event: str, when: Callable[[Any], bool] = lambda trainer: True, priority: int = 50) -> At:
-        return At(event, lambda trainer: self.open.set(), when, priority)
+    def opens(self, event: str, when: Callable[[Any], bool] = lambda trainer: True) -> At:
+        return At(event, lambda trainer: self.open.set(), when)
 
 
 class TestInTheBackground:
