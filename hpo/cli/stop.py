@@ -53,10 +53,9 @@ def stop(
 
 def _wait(opened: OpenStudy, asked: set[int]) -> None:
     """Wait until these agents have ended, or are known to be gone. A database that is away has not said so."""
-    from hpo.storage.agents import open_agents
     from hpo.storage.outage import DatabaseAwayError
     from hpo.storage.recovery import Sightings
-    from hpo.study.agents import end_dead_agents
+    from hpo.study.agents import end_dead_agents, not_dead
 
     sightings = Sightings()
     while True:
@@ -64,7 +63,7 @@ def _wait(opened: OpenStudy, asked: set[int]) -> None:
         with contextlib.suppress(DatabaseAwayError), opened.storage.patience.whole():
             end_dead_agents(opened.storage, opened.study_id, grace=grace, sightings=sightings)
             with opened.storage.engine.connect() as conn:
-                left = open_agents(conn, opened.study_id)
-            if not any(each.agent_id in asked and each.is_alive() is not False for each in left):
+                left = not_dead(conn, opened.study_id)
+            if not any(each.agent_id in asked for each in left):
                 return
         time.sleep(_PAUSE)

@@ -31,7 +31,7 @@ def agents_at_work(opened: OpenStudy) -> list[dict[str, Any]]:
     last heard of.
     """
     with opened.storage.engine.connect() as conn:
-        found = _not_dead(conn, opened.study_id)
+        found = not_dead(conn, opened.study_id)
         work = _work_of(conn, [each.agent_id for each in found])
     now = time.time()
     return [
@@ -56,11 +56,12 @@ def heard_of_lately(opened: OpenStudy) -> int:
     """How many agents are at work, as far as their last signs of life tell."""
     now, own = time.time(), opened.spec.run.lost_after
     with opened.storage.engine.connect() as conn:
-        found = _not_dead(conn, opened.study_id)
+        found = not_dead(conn, opened.study_id)
     return sum(now - each.beat_at < each.allowed_silence(own) for each in found)
 
 
-def _not_dead(conn: sa.Connection, study_id: int) -> list[Agent]:
+def not_dead(conn: sa.Connection, study_id: int) -> list[Agent]:
+    """The agents of a study that have not ended, without those that are known to be dead."""
     return [each for each in agents.open_agents(conn, study_id) if each.is_alive() is not False]
 
 
@@ -90,7 +91,7 @@ def ask_all_to_leave(opened: OpenStudy) -> list[Agent]:
     """
     opened.storage.set_study_system_attr(opened.study_id, STOP_ATTR, agents.new_stop_request())
     with opened.storage.engine.connect() as conn:
-        return _not_dead(conn, opened.study_id)
+        return not_dead(conn, opened.study_id)
 
 
 @patient
