@@ -139,10 +139,7 @@ def _outcome(opened: OpenStudy, number: int) -> str:
 
     outcomes = {trial.number: outcome_of(trial) for trial in own_trials(opened)}
     if number not in outcomes:
-        try:
-            opened.storage.get_study_name_from_id(opened.study_id)
-        except KeyError:
-            raise StudyError(f"the study {opened.spec.study.name} has been deleted") from None
+        opened.refuse_deleted()
         which, fix = "yet", "run the study first, with `hpo run`"
         if outcomes:
             which, fix = str(number), f"its trials are 0 to {max(outcomes)}"

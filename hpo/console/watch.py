@@ -14,7 +14,6 @@ from hpo.console.output import flushed
 from hpo.console.screen import Screen, is_drawable
 from hpo.console.snapshot import Look, Looks
 from hpo.console.tally import viewed
-from hpo.errors import StudyError
 from hpo.storage.outage import DatabaseAwayError
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import UNFINISHED, finite
@@ -59,17 +58,8 @@ def _look(opened: OpenStudy, looks: Looks) -> tuple[Look | None, str]:
     except DatabaseAwayError as error:
         return None, f"the database is unreachable; waiting for it: {error.problem}"
     except KeyError:
-        if _is_there(opened):
-            raise
-        raise StudyError(f"the study {opened.spec.study.name} has been deleted") from None
-
-
-def _is_there(opened: OpenStudy) -> bool:
-    try:
-        opened.storage.get_study_name_from_id(opened.study_id)
-    except KeyError:
-        return False
-    return True
+        opened.refuse_deleted()
+        raise
 
 
 def _view(opened: OpenStudy, *, json_: bool) -> _Lines | _Drawing:

@@ -154,6 +154,17 @@ class OpenStudy:
             problem = code_problem(record, code_identity(self.spec))
             raise OtherCodeError(f"{problem}\n  fix: {code_fix(self.spec)}")
 
+    def refuse_deleted(self) -> None:
+        """Refuse to look at a study that has been deleted meanwhile.
+
+        Raises:
+            StudyError: It has.
+        """
+        try:
+            self.storage.get_study_name_from_id(self.study_id)
+        except KeyError:
+            raise StudyError(f"the study {self.spec.study.name} has been deleted") from None
+
     def forget_looks(self) -> None:
         """Let the next look at the trials find all that has been stored until then."""
         cast("StudyCache", storage_of(self.study)).forget_looks()
