@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpo.cli.answers import looked_up, print_json
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec, uncollected
-from hpo.cli.show import cell, looked_up, param_cell, param_names, print_json
-from hpo.cli.tables import print_table
+from hpo.cli.tables import cell, param_cell, param_names, print_table
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
 from hpo.wording import granted

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpo.cli.answers import looked_up, print_json
 from hpo.cli.confirm import Yes, ask, must_be_sure
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.show import looked_up, print_json
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
 from hpo.wording import count_of, file_size, listed

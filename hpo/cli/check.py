@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, Workers, read_spec
 from hpo.console.output import read_by_others
 from hpo.console.slow import slow_steps
 from hpo.errors import HpoError, InputError, each_error, together
@@ -192,7 +192,7 @@ def check(
         str | None,
         typer.Option("--device", metavar="cuda:0,cuda:1|cpu", help="Devices to try.", show_default=False),
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default=False)] = None,
+    workers: Workers = None,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
@@ -215,7 +215,7 @@ def check(
     with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
         checkup.run()
     if json_:
-        from hpo.cli.show import print_json
+        from hpo.cli.answers import print_json
 
         print_json(_as_json(checkup))
     else:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hpo.cli.answers import print_json
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, read_spec
-from hpo.cli.show import print_json
 from hpo.console.output import read_by_others
 
 

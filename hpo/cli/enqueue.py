@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from hpo.cli.answers import print_json
 from hpo.cli.options import Debug, Json, OutputDir, Storage, StudyFile, read_spec
-from hpo.cli.show import print_json
 from hpo.config.paths import suggest_name
 from hpo.console.output import read_by_others
 from hpo.errors import BudgetExhaustedError, InputError, StudyError

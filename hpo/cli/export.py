@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from hpo.cli.answers import looked_up
 from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.show import looked_up
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
 

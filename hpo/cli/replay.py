@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpo.cli.answers import looked_up, print_json
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.show import looked_up, print_json
 from hpo.cli.tables import print_table
 from hpo.wording import count_of, not_replayed, shown
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hpo.cli.answers import looked_up, print_json
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.show import looked_up, print_json
 from hpo.console.output import read_by_others
 from hpo.console.slow import slow_steps
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from hpo.cli.answers import looked_up, print_json
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec, uncollected
-from hpo.cli.tables import print_table
-from hpo.console.output import read_by_others
-from hpo.console.slow import slow_steps
+from hpo.cli.tables import cell, param_cell, param_names, print_table
 from hpo.errors import InputError
-from hpo.wording import count_of, granted, parameter, percent, shown, study_progress
+from hpo.wording import count_of, granted, percent, study_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from hpo.config.spec import StudySpec
-    from hpo.study.open_study import OpenStudy
 
 _REASON_WIDTH = 80
 
@@ -218,12 +215,6 @@ def _print_internals(data: Sequence[dict[str, Any]]) -> None:
     print_table("predictions and internals", header, rows)
 
 
-def param_names(spec: StudySpec, trials: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The parameters of a table of trials, in order: those of the search space, else those that trials have."""
-    drawn = (name for trial in trials for name in trial["params"]) if spec.defines_by_run else ()
-    return list(dict.fromkeys((*spec.search_space, *drawn)))
-
-
 def _last_grant(grants: Sequence[dict[str, Any]], fork: dict[str, Any] | None) -> str:
     """What the study's scheduler has granted a trial last, and why; of a fork also where it began."""
     if not grants:
@@ -253,33 +244,3 @@ def _kept(violations: dict[str, float | None]) -> str:
 def _first_line(reason: str | None) -> str:
     line = (reason or "").partition("\n")[0]
     return line if len(line) <= _REASON_WIDTH else line[: _REASON_WIDTH - 1] + "…"
-
-
-def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
-    """The answer to a question about a study that exists."""
-    with slow_steps() as say:
-        say(f"reading the study from {spec.output_dir}")
-        with uncollected():
-            from hpo.study.folders import rights_explained
-            from hpo.study.open_study import load_study
-
-            opened = load_study(spec)
-        with opened, uncollected(), rights_explained(spec):
-            return question(opened)
-
-
-def print_json(data: Any) -> None:
-    """Print data as JSON, None for numbers that are not finite."""
-    from hpo.study.outcome import finite
-
-    with read_by_others():
-        print(json.dumps(finite(data), indent=2, allow_nan=False))
-
-
-#: A value as a table shows it.
-cell = partial(shown, digits=4)
-
-
-def param_cell(params: Mapping[str, Any], name: str) -> str:
-    """A trial's parameter; a dash where the trial has none of that name."""
-    return parameter(params[name], digits=4) if name in params else "-"

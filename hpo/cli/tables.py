@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from hpo.console.output import read_by_others
+from hpo.wording import parameter, shown
 
+if TYPE_CHECKING:
+    from hpo.config.spec import StudySpec
+
+#: A value as a table shows it.
+cell = partial(shown, digits=4)
 #: A longer cell may be broken.
 _WHOLE: Final = 24
 #: Spaces between two columns.
@@ -22,7 +29,7 @@ def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]
     names, cells = list(header), [list(row) for row in rows]
     # Piped into a file or another program, a row stays a line.
     piped = not sys.stdout.isatty()
-    simple = piped and all(cell.isascii() and cell.isprintable() for row in (names, *cells) for cell in row)
+    simple = piped and all(each.isascii() and each.isprintable() for row in (names, *cells) for each in row)
     text = aligned(title, names, cells) if simple else drawn(title, names, cells, 10_000 if piped else None)
     with read_by_others():
         print(text + below, end="")
@@ -73,7 +80,7 @@ def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
 
     columns = zip(*(header, *rows), strict=True)
     longest = (
-        max(cell_len(line) for cell in column for line in (cell.splitlines() or [""])) for column in columns
+        max(cell_len(line) for each in column for line in (each.splitlines() or [""])) for column in columns
     )
     return [min(each, _WHOLE) for each in longest]
 
@@ -91,3 +98,14 @@ def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
             block = [0]
         block.append(place)
     yield block
+
+
+def param_names(spec: StudySpec, trials: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The parameters of a table of trials, in order: those of the search space, else those that trials have."""
+    drawn = (name for trial in trials for name in trial["params"]) if spec.defines_by_run else ()
+    return list(dict.fromkeys((*spec.search_space, *drawn)))
+
+
+def param_cell(params: Mapping[str, Any], name: str) -> str:
+    """A trial's parameter; a dash where the trial has none of that name."""
+    return parameter(params[name], digits=4) if name in params else "-"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from hpo.cli.answers import looked_up, print_json
 from hpo.cli.options import AcceptCodeChange, Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.show import cell, looked_up, print_json
-from hpo.cli.tables import print_table
+from hpo.cli.tables import cell, print_table
 from hpo.console.output import read_by_others
 from hpo.console.slow import slow_steps
 from hpo.errors import InputError, StudyError

@@ -1,0 +1,36 @@
+"""Questions about a study that exists, and their answers as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from hpo.cli.options import uncollected
+from hpo.console.output import read_by_others
+from hpo.console.slow import slow_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpo.study.open_study import OpenStudy
+
+
+def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
+    """The answer to a question about a study that exists."""
+    with slow_steps() as say:
+        say(f"reading the study from {spec.output_dir}")
+        with uncollected():
+            from hpo.study.folders import rights_explained
+            from hpo.study.open_study import load_study
+
+            opened = load_study(spec)
+        with opened, uncollected(), rights_explained(spec):
+            return question(opened)
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON, None for numbers that are not finite."""
+    from hpo.study.outcome import finite
+
+    with read_by_others():
+        print(json.dumps(finite(data), indent=2, allow_nan=False))
