@@ -9,6 +9,8 @@ from typing import Final
 _LONGEST: Final = 3_500
 _LONGEST_NAME: Final = 255
 _SQLITE_FILE: Final = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)")
+#: The fix of `no_text`.
+RENAME: Final = "rename the file or folder"
 
 
 def too_long(place: Path) -> str | None:
@@ -17,6 +19,18 @@ def too_long(place: Path) -> str | None:
     if len(os.fsencode(place)) <= _LONGEST and all(len(name) <= _LONGEST_NAME for name in names):
         return None
     return f"is too long: a path has at most {_LONGEST} bytes, and each name in it {_LONGEST_NAME}"
+
+
+def no_text(place: Path) -> str | None:
+    """What is wrong with a path whose bytes are no text, which no database could name; None where they are text.
+
+    Python shows such bytes as halves of characters.
+    """
+    try:
+        str(place).encode()
+    except UnicodeEncodeError:
+        return "its path holds bytes that are no text in UTF-8"
+    return None
 
 
 def absolute(path: Path) -> Path:

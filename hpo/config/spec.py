@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from hpo.config.conditions import Condition, conditions_of, refuse_interpolated, widest
 from hpo.config.defaults import complete, without_dependent, without_nulls
-from hpo.config.file_paths import absolute, anchored, home, normal, quoted, too_long
+from hpo.config.file_paths import RENAME, absolute, anchored, home, no_text, normal, quoted, too_long
 from hpo.config.identity import identity
 from hpo.config.interpolation import escaped
 from hpo.config.marks import COMMAND_LINE, Marks
@@ -347,6 +347,10 @@ def assembled(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
     Raises:
         InputError: It can't be used.
     """
+    if (problem := no_text(path)) is not None:
+        raise InputError(
+            problem, file=marks.file, fix=f"{RENAME}, or set a locale of UTF-8, such as LC_ALL=C.UTF-8"
+        )
     spec = StudySpec(path=path, config=validated(raw, marks), _raw=raw, _marks=marks)
     file = spec.storage_url.partition("?")[0].partition("///")[2] if spec.storage_url.startswith("sqlite") else ""
     for key, place in (("output_dir", spec.output_dir), ("storage", Path(file))):

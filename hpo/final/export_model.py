@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hpo.config.code import code_identity
+from hpo.config.file_paths import RENAME, no_text
 from hpo.config.targets import instantiate
 from hpo.errors import InputError, StudyError
 from hpo.final.model_card import code_folder, model_card
@@ -66,7 +67,7 @@ def check_export_path(path: Path) -> None:
     """Refuse a name that no model can be written to.
 
     Raises:
-        InputError: Its suffix names no format, or it is a folder.
+        InputError: Its suffix names no format, it is a folder, or its bytes are no text.
     """
     if path.suffix and path.suffix not in _WRITERS:
         fix = (
@@ -77,6 +78,8 @@ def check_export_path(path: Path) -> None:
     if not path.suffix and not is_free(path):
         fix = "name a folder that is not there yet"
         raise InputError("holds other things than a model", path="--export", value=str(path), fix=fix)
+    if (problem := no_text(path.absolute())) is not None:
+        raise InputError(problem, path="--export", value=str(path), fix=RENAME)
     if path.suffix and path.is_dir():
         raise InputError("is a folder", path="--export", value=str(path), fix="name a file in it")
 

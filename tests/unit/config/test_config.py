@@ -745,3 +745,12 @@ def test_the_nearest_name_is_one_that_differs_in_case_alone() -> None:
 def test_of_two_names_as_near_the_one_of_the_same_letters_is_nearest() -> None:
     known = ["type", "low", "high", "log", "step"]
     assert [nearest(word, known) for word in ("lgo", "lwo", "tpye", "x")] == ["log", "low", "type", None]
+
+
+def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"b\xe4d")
+    folder.mkdir()
+    study = support.make_study(folder)
+    with pytest.raises(InputError, match=r"study\.yaml: its path holds bytes that are no text") as refused:
+        load_spec(study)
+    assert refused.value.fix.startswith("rename the file or folder")

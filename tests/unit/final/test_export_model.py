@@ -204,7 +204,14 @@ def test_a_place_that_can_t_be_written_is_said(view: OpenStudy, tmp_path: Path) 
         export_model(view, "best", tmp_path / "file" / "model.pt", command="hpo best")
 
 
-@pytest.mark.parametrize(("name", "text"), [("model.onnx", "names no format"), ("model.bin", "names no format")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("model.onnx", "names no format"),
+        ("model.bin", "names no format"),
+        ("m\udce4.pt", "its path holds bytes that are no text"),
+    ],
+)
 def test_other_suffixes_are_refused(name: str, text: str) -> None:
     with pytest.raises(InputError, match=text):
         check_export_path(Path(name))
