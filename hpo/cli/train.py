@@ -12,7 +12,7 @@ import typer
 from hpo.cli.answers import looked_up, print_json
 from hpo.cli.options import AcceptCodeChange, Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.tables import cell, print_table
-from hpo.console.output import read_by_others
+from hpo.console.output import flushed, read_by_others
 from hpo.console.slow import slow_steps
 from hpo.errors import InputError, StudyError
 
@@ -259,12 +259,13 @@ def _named(starts: Sequence[Start], top_k: int | None) -> str:
 
 @contextlib.contextmanager
 def _resumable() -> Iterator[None]:
-    """Say after Ctrl-C that the training resumes."""
+    """Say after Ctrl-C, or where the reader of what is printed is gone, that the training resumes."""
     try:
-        yield
-    except KeyboardInterrupt:
+        with flushed():
+            yield
+    except (KeyboardInterrupt, BrokenPipeError) as error:
         print("\ninterrupted; the same command resumes it", file=sys.stderr)
-        raise
+        raise KeyboardInterrupt from error
 
 
 def _print_seeds(result: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ import torch
 import hpo as hpo_package
 from hpo.checks import checks
 from hpo.cli.app import main
-from hpo.cli.train import _peers
+from hpo.cli.train import _peers, _resumable
 from hpo.config.spec import load_spec
 from hpo.console.lines import kept_arguments, same_command
 from hpo.errors import InputError
@@ -502,6 +502,14 @@ def test_a_final_training_without_a_device_of_the_study_is_refused_with_one_that
     said = hpo("train", make_study(tmp_path), "run.devices=cuda:97", code=2).stderr
     assert "run.devices: no such device here\n  value: cuda:97\n  fix: there are cpu" in said
     assert "; for this training alone add `run.devices=c" in said
+
+
+def test_a_final_training_whose_output_has_no_reader_any_more_is_interrupted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(KeyboardInterrupt), _resumable():
+        raise BrokenPipeError
+    assert capsys.readouterr().err == "\ninterrupted; the same command resumes it\n"
 
 
 def test_a_final_training_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
