@@ -88,6 +88,7 @@ class Processes(Group):
         self._highest = dist.AllreduceOptions()
         self._highest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._key = ""
+        self._store: Any = None
         self._level = logging.NOTSET
         #: Process numbers by rank, as far as they say here whether one is still there.
         self._known: dict[int, int] = {}
@@ -218,7 +219,7 @@ class Processes(Group):
         if not isinstance(error, RankError):
             text = json.dumps({"rank": self.rank, "error": error_text(error), "reason": reason})
             try:
-                c10d._get_default_store().compare_set(f"{self._key}/error", "", text)  # noqa: SLF001
+                self._store.compare_set(f"{self._key}/error", "", text)
             except RuntimeError:  # the process that keeps the store is gone, which the others see by themselves
                 logger.warning("the other processes can't be told of the error")
         if self._board is not None:
@@ -235,10 +236,11 @@ class Processes(Group):
         if self._on_cuda:
             torch.cuda.set_device(device)
         if not is_distributed():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if self._on_cuda else "gloo")
-            atexit.register(end_group)
+            self._begin_group("cpu:gloo,cuda:nccl" if self._on_cuda else "gloo")
+        # Still there where an error has ended the group.
+        self._store = c10d._get_default_store()  # noqa: SLF001
         # Sessions of this process in this group so far: equal in all, as they are entered together.
-        session = c10d._get_default_store().add(f"trainer/sessions/{self.rank}", 1)  # noqa: SLF001
+        session = self._store.add(f"trainer/sessions/{self.rank}", 1)
         self._key = f"trainer/{session}"
         self._control = dist.new_group(backend="gloo")
         self.at_boundary = self.will_meet = self.failed = False
@@ -249,6 +251,14 @@ class Processes(Group):
         self._known = other_local_ranks(self.gather(place_of_process()), self.rank)
         self._board = shared_board(self.rank, self.size, self.gather)
         self._unseen = _UNSEEN if self._board is None else ""
+
+    def _begin_group(self, backend: str) -> None:
+        """Begin the process group, under other names than one before it, whose addresses are still there."""
+        store = next(iter(c10d.rendezvous("env://")))[0]  # type: ignore[attr-defined]
+        group = store.add(f"trainer/groups/{self.rank}", 1)
+        store = c10d.PrefixStore(f"trainer/groups/{group}", store)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size)
+        atexit.register(end_group)
 
     def _close(self) -> None:
         control, self._control, self._board = self._control, None, None
@@ -370,10 +380,9 @@ class Processes(Group):
     def _told(self) -> RankError | None:
         """What a process that has failed has left behind."""
         try:
-            store = c10d._get_default_store()  # noqa: SLF001
-            if not store.check([f"{self._key}/error"]):
+            if self._store is None or not self._store.check([f"{self._key}/error"]):
                 return None
-            told = json.loads(store.get(f"{self._key}/error"))
+            told = json.loads(self._store.get(f"{self._key}/error"))
         except RuntimeError:
             return RankError("the process that keeps the group together is gone, rank 0 or torchrun", 0)
         return RankError(f"rank {told['rank']} failed: {told['error']}", told["rank"], told["reason"])

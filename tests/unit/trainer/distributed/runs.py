@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d as c10d
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
@@ -494,6 +495,45 @@ def killed(asking: int, event: str, strategy: str = "ddp", *, tested: bool = Fal
         trainer.callbacks.register("on_fit_end", lambda trainer: noted(lambda: trainer.test(val)))
     noted(lambda: trainer.fit(train, val))
     return ", ".join(errors)
+
+
+def failing_as_on_devices() -> tuple[list[str], bool]:
+    """A run in which rank 1 fails, and which ends as one on GPUs does, whose process group can't be used any more.
+
+    Returns:
+        The errors of what a hook of the end asks of the others there, and of the run; and whether a second run
+        finds what the first one's process group has left behind.
+    """
+    errors: list[str] = []
+    first: list[bool] = [True]
+
+    def start(trainer: Any) -> None:
+        trainer.group._on_cuda = True
+        if first:
+            c10d._get_default_store().set("left", "behind")
+
+    def fail(trainer: Any) -> None:
+        raise ZeroDivisionError("no more")
+
+    def noted(work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except (RankError, ZeroDivisionError) as error:
+            errors.append(f"{type(error).__name__}: {error}")
+
+    def end(trainer: Any) -> None:
+        noted(lambda: trainer.group.gather(0))
+
+    callbacks = [
+        At("on_fit_start", start),
+        At("on_before_backward", fail, lambda t: first and rank() == 1 and t.state.step == 7),
+        At("on_fit_end", end, lambda t: t.state.failed),
+    ]
+    trainer, train, val = build("mlp", callbacks, max_epochs=2)
+    noted(lambda: trainer.fit(train, val))
+    first.clear()
+    noted(lambda: trainer.fit(train, val))
+    return errors, c10d._get_default_store().check(["left"])
 
 
 def killed_and_tested() -> str:

@@ -14,6 +14,7 @@ from tests.unit.trainer.distributed.runs import (
     diverged,
     failing,
     failing_as_it_evaluates,
+    failing_as_on_devices,
     failing_at_its_end,
     fitted,
     killed,
@@ -216,6 +217,19 @@ def test_the_death_of_one_ends_all(mortal: Ranks, asking: int, event: str, strat
 def test_a_hook_that_evaluates_after_the_death_of_one_does_not_wait_for_it(mortal: Ranks) -> None:
     found = mortal.call(killed_and_tested)
     assert found[0].value == ", ".join(2 * [death_of(1, mortal)])
+
+
+def test_an_error_on_devices_which_ends_the_process_group_is_told_by_all_and_another_fit_begins_anew() -> None:
+    ranks = Ranks(2)
+    try:
+        (first, left), (second, also_left) = ranks.values(failing_as_on_devices)
+    finally:
+        ranks.close()
+    told = "RankError: rank 1 failed: ZeroDivisionError: no more"
+    assert first == [told] * 2
+    assert second == [told, "ZeroDivisionError: no more"]
+    assert not left
+    assert not also_left
 
 
 @pytest.mark.parametrize("action", ["batch", "optimizer_step"])
