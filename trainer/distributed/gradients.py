@@ -48,6 +48,7 @@ class GradientSum(Callback):
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Put the gradients of all in the place of this process's."""
         state = trainer.state
+        self._group.arrive()
         weight = state.step_weight if state.batches_per_step > 1 else weight_of_batch(trainer)
         self._put_together(trainer, weight)
         for overflows in trainer.precision.overflow_marks(trainer.optimizer):  # those of all count for each

@@ -104,6 +104,12 @@ class Group:
         """The value of each process, by rank, in all processes."""
         return [value]
 
+    def arrive(self) -> None:
+        """Before what lets this process wait for its device, where the others add something up: be here with all.
+
+        On the host it hears of one that has failed; what waits on the device for that one would not end.
+        """
+
     def other_shares(self) -> Sequence[Any]:
         """What the other processes add to a checkpoint that this one makes, by rank."""
         return ()

@@ -155,6 +155,11 @@ class Processes(Group):
         self._meet()
         return self._collected(packed)
 
+    def arrive(self) -> None:
+        """See `Group.arrive`; what is added up on the host is met for anyway."""
+        if self._on_cuda:
+            self._meet()
+
     def other_shares(self) -> Sequence[Any]:
         """What the other processes add to a checkpoint; they are asked at a batch's end, and nowhere else."""
         if self.rank or not self.at_boundary:

@@ -220,6 +220,7 @@ class EpochMetrics:
     def _compute_together(self) -> None:
         """Let all that is known be what all processes have recorded, under whatever names, added up by rank."""
         items = self._accumulators
+        self._group.arrive()
         own = [item.result(self._device) for item in items.values()]
         local = torch.stack(own).tolist() if own else []
         sums = {name: (item.reduce, *found) for (name, item), found in zip(items.items(), local, strict=True)}

@@ -39,6 +39,7 @@ from trainer.callbacks import (
 from trainer.distributed import processes
 from trainer.distributed.processes import RankError
 from trainer.distributed.ranks import rank, world_size
+from trainer.metrics.epoch import _Accumulator
 from trainer.metrics.whole_set import WholeSet
 
 EPOCHS = 5
@@ -534,6 +535,36 @@ def failing_as_on_devices() -> tuple[list[str], bool]:
     first.clear()
     noted(lambda: trainer.fit(train, val))
     return errors, c10d._get_default_store().check(["left"])
+
+
+def waiting_on_devices(event: str) -> tuple[str, int]:
+    """A run as on GPUs in whose second epoch rank 1 fails: its error, and how often it waits there then."""
+    waits = 0
+
+    def counted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*given: Any) -> Any:
+            nonlocal waits
+            waits += trainer.state.epoch == 1
+            return work(*given)
+
+        return count
+
+    def start(trainer: Any) -> None:
+        trainer.group._on_cuda = True
+        patched.setattr(trainer.group, "sum", counted(trainer.group.sum))
+        patched.setattr(_Accumulator, "result", counted(_Accumulator.result))
+
+    def fail(trainer: Any) -> None:
+        raise ZeroDivisionError("no more")
+
+    callbacks = [At("on_fit_start", start), At(event, fail, lambda t: rank() == 1 and t.state.epoch == 1)]
+    trainer, train, val = build("mlp", callbacks, max_epochs=2, samples=16)
+    with pytest.MonkeyPatch.context() as patched:
+        try:
+            trainer.fit(train, val)
+        except (RankError, ZeroDivisionError) as error:
+            return f"{type(error).__name__}: {error}", waits
+    return "no error", waits
 
 
 def killed_and_tested() -> str:

@@ -23,6 +23,7 @@ from tests.unit.trainer.distributed.runs import (
     stopped,
     stopped_before_an_epoch,
     validated,
+    waiting_on_devices,
 )
 
 pytestmark = pytest.mark.full
@@ -230,6 +231,17 @@ def test_an_error_on_devices_which_ends_the_process_group_is_told_by_all_and_ano
     assert second == [told, "ZeroDivisionError: no more"]
     assert not left
     assert not also_left
+
+
+@pytest.mark.parametrize(("event", "waits"), [("on_before_backward", 0), ("on_validation_batch_end", 1)])
+def test_no_process_waits_on_its_device_for_one_that_has_failed(event: str, waits: int) -> None:
+    ranks = Ranks(2)
+    try:
+        first, second = ranks.values(waiting_on_devices, event)
+    finally:
+        ranks.close()
+    assert first == ("RankError: rank 1 failed: ZeroDivisionError: no more", waits)
+    assert second == ("ZeroDivisionError: no more", waits)
 
 
 @pytest.mark.parametrize("action", ["batch", "optimizer_step"])
