@@ -9,6 +9,7 @@ machine, they meet and add up what lies on the host by memory that they share (`
 from __future__ import annotations
 
 import atexit
+import io
 import json
 import logging
 import pickle
@@ -173,10 +174,10 @@ class Processes(Group):
         Args:
             mine: What this process has decided; None: nothing. All processes meet here, whatever they say.
         """
-        packed = _packed(mine)
-        if not self._meet(_NOTHING if mine is None else _DECIDED):
+        packed = None if mine is None else _packed(mine)  # before the others count on it
+        if not self._meet(_NOTHING if packed is None else _DECIDED):
             return []
-        return self._collected(packed)
+        return self._collected(_packed(None) if packed is None else packed)
 
     def leave(self, error: BaseException | None = None, reason: str | None = None) -> None:
         """See `Group.leave`; not after what has been told to all."""
@@ -397,9 +398,20 @@ class Processes(Group):
         return [rank for rank, process in self._known.items() if has_ended(process)]
 
 
+class _Pickler(pickle.Pickler):
+    """Takes tensors from the host: one that lies on this process's GPU would come there again where it is read."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            return value.detach().cpu().__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # type: ignore[no-untyped-call]
+        return NotImplemented
+
+
 def _packed(value: Any) -> Tensor:
     """A value as bytes."""
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
 def _unpacked(packed: Tensor) -> Any:

@@ -7,7 +7,9 @@ import sys
 from typing import Any, Self
 
 import pytest
+import torch
 
+from trainer.distributed import processes
 from trainer.distributed.local_ranks import has_ended
 
 
@@ -32,3 +34,20 @@ def test_a_process_that_goes_while_it_is_looked_athas_ended(monkeypatch: pytest.
         patched.setattr(builtins, "open", opened)
         ended = has_ended(os.getpid())
     assert ended
+
+
+class _OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU, and comes from there."""
+
+    device = property(lambda self: torch.device("cuda:1"))
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def test_what_processes_hand_each_other_does_not_name_the_gpu_of_one() -> None:
+    value = {"total": torch.ones(2).as_subclass(_OnGpu), "seen": [torch.zeros(1), 3]}
+    found = processes._unpacked(processes._packed(value))
+    assert type(found["total"]) is torch.Tensor
+    assert found["total"].tolist() == [1.0, 1.0]
+    assert found["seen"] == [torch.zeros(1), 3]
