@@ -76,7 +76,8 @@ class Trainer:
         sync_batchnorm: With several processes, whether batch norm sees the whole batch or each process's part.
         batching: How data sets are batched.
         seed: Seed of data order and of every random number drawn while training.
-        device: Where to train; None: the first CUDA device where there is one, else the CPU.
+        device: Where to train; None: the first CUDA device where there is one, else the CPU. With several
+            processes ``"cuda"`` is, in each, that of its number on the machine.
 
     Raises:
         ValueError: Neither or both of ``loss`` and ``step`` are given, the optimizer is another model's, two that

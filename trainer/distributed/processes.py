@@ -104,9 +104,11 @@ class Processes(Group):
 
     def device(self, given: torch.device | str | None) -> torch.device:
         """As given, or the CUDA device of this process's number on its machine, or the CPU."""
-        if given is not None or not torch.cuda.is_available():
-            return device_of(given or "cpu")
-        return torch.device("cuda", local_rank())
+        device = device_of(given or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if device.type != "cuda" or device.index is not None:
+            return device
+        # A process that sees its own device alone counts that from 0.
+        return torch.device("cuda", local_rank() % max(1, torch.cuda.device_count()))
 
     @contextmanager
     def session(

@@ -51,3 +51,17 @@ def test_what_processes_hand_each_other_does_not_name_the_gpu_of_one() -> None:
     assert type(found["total"]) is torch.Tensor
     assert found["total"].tolist() == [1.0, 1.0]
     assert found["seen"] == [torch.zeros(1), 3]
+
+
+@pytest.mark.parametrize("given", [None, "cuda", torch.device("cuda")])
+@pytest.mark.parametrize(("seen", "index"), [(4, 3), (1, 0)])
+def test_each_process_has_a_gpu_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, given: Any, seen: int, index: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    group = processes.Processes()
+    assert group.device(given) == torch.device("cuda", index)
+    assert group.device("cuda:2") == torch.device("cuda:2")
+    assert group.device("cpu") == torch.device("cpu")
