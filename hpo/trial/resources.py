@@ -220,9 +220,15 @@ def _check_together(group: tuple[str, ...]) -> None:
 
 
 def _gpus() -> int:
-    """How many there are; counted without starting CUDA, which a parent of workers must not."""
+    """How many there are; counted without starting CUDA, which a parent of workers must not.
+
+    Parts of GPUs (MIG) are those that are named: torch would start CUDA to count them, and a process sees one.
+    """
     import torch  # here, because slots are passed around by those who count no devices
 
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if torch.version.cuda and all(name.strip().startswith("MIG-") for name in names):
+        return len(names)
     return torch.cuda.device_count()
 
 

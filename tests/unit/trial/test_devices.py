@@ -46,6 +46,17 @@ def test_each_gpu_gets_a_worker_that_sees_no_other(gpus: pytest.MonkeyPatch) -> 
     assert deal(None, None) == [Slot(f"cuda:{index}", "cuda:0", str(index), 2) for index in range(3)]
 
 
+def test_each_named_part_of_a_gpu_gets_a_worker_and_is_counted_without_cuda(gpus: pytest.MonkeyPatch) -> None:
+    def count() -> int:
+        raise AssertionError("that starts CUDA where parts of GPUs are named")
+
+    gpus.setattr(torch.cuda, "device_count", count)
+    gpus.setattr(torch.version, "cuda", "13.0")
+    gpus.setenv("CUDA_VISIBLE_DEVICES", "MIG-1111, MIG-2222")
+    assert [slot.visible for slot in deal(None, None)] == ["MIG-1111", "MIG-2222"]
+    assert [slot.visible for slot in deal(["cuda:1"], None)] == ["MIG-2222"]
+
+
 def test_more_workers_than_gpus_take_turns(gpus: pytest.MonkeyPatch) -> None:
     assert [slot.visible for slot in deal(["cuda:2", "cuda:0"], 5)] == ["2", "0", "2", "0", "2"]
 
