@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -65,7 +65,7 @@ class Group:
     @contextmanager
     def session(
         self,
-        device: torch.device,  # noqa: ARG002
+        device: torch.device,
         share: Callable[[], Any] = dict,  # noqa: ARG002
         whole: Callable[[], Any] = dict,  # noqa: ARG002
     ) -> Iterator[None]:
@@ -84,7 +84,10 @@ class Group:
                 f"the process group of {world_size()} processes was started after the Trainer was built: start it "
                 "first, or let torchrun start the script"
             )
-        yield
+        # Streams and pinned memory are those of the current device where none is named.
+        other = device.type == "cuda" and device.index not in {None, torch.cuda.current_device()}
+        with torch.cuda.device(device) if other else nullcontext():
+            yield
 
     def take(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
         """Get a model and its optimizer ready for a run of this group, which is in a session."""

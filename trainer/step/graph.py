@@ -42,7 +42,8 @@ def cuda_capture(work: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     first: Exception | None = None
     try:
-        with torch.cuda.graph(graph):
+        # A stream of the current device; torch's own is that of the first recording.
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             try:
                 work()
             except Exception as error:

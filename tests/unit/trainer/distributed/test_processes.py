@@ -4,12 +4,15 @@ import builtins
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import pytest
 import torch
 
 from trainer.distributed import processes
+from trainer.distributed.group import Group
 from trainer.distributed.local_ranks import has_ended
 
 
@@ -65,3 +68,22 @@ def test_each_process_has_a_gpu_of_its_own(
     assert group.device(given) == torch.device("cuda", index)
     assert group.device("cuda:2") == torch.device("cuda:2")
     assert group.device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "entered"), [("cuda:1", [torch.device("cuda:1")]), ("cuda:0", []), ("cuda", []), ("cpu", [])]
+)
+def test_a_run_of_one_process_has_its_gpu_as_the_current_one(
+    monkeypatch: pytest.MonkeyPatch, device: str, entered: list[torch.device]
+) -> None:
+    found = []
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        found.append(device)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", current)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with Group().session(torch.device(device)):
+        assert found == entered
