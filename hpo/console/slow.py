@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from hpo.signals import held_back
+
 #: Seconds of silence after which a step says what it is.
 SILENCE = 1.5
 
@@ -36,20 +38,10 @@ def slow_steps(*, shown: bool = True) -> Iterator[Callable[[str], None]]:
         if shown and "--json" not in sys.argv:
             timers.append(threading.Timer(SILENCE, fire, [step]))
             timers[-1].daemon = True
-            with _unheard():
+            with held_back(signal.valid_signals()):  # they stay the main thread's
                 timers[-1].start()
 
     try:
         yield say
     finally:
         stop()
-
-
-@contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """A thread that is started inside hears no signal: they stay the main thread's."""
-    kept = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, kept)

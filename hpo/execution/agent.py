@@ -19,7 +19,7 @@ from hpo.config.spec import StudySpec
 from hpo.execution.engines.engine import LEFT_EARLY, PLACEMENT_ENV
 from hpo.execution.messages import REQUESTS
 from hpo.execution.run import Listener, work_on
-from hpo.execution.signals import handled
+from hpo.signals import handled
 
 if TYPE_CHECKING:
     from hpo.checks.findings import Finding

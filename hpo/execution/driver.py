@@ -20,9 +20,9 @@ from hpo.execution.failures import Failures
 from hpo.execution.fleet import Fleet
 from hpo.execution.messages import EpochsEnded, Heard, Message, Notice, Started, Tick
 from hpo.execution.observer import Observer
-from hpo.execution.signals import Signals, at_terminal, heard
 from hpo.execution.supervisor import Ending, Reporter
 from hpo.execution.upkeep import Upkeep
+from hpo.signals import Signals, at_terminal, heard
 from hpo.storage.agents import stop_request
 from hpo.storage.attributes import DEADLINE_ATTR
 from hpo.storage.outage import DatabaseAwayError

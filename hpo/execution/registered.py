@@ -10,7 +10,7 @@ from typing import Final
 
 from hpo.config.code import code_identity
 from hpo.execution.messages import REQUESTS
-from hpo.execution.signals import handled
+from hpo.signals import handled
 from hpo.storage import agents
 from hpo.storage.agents import Agent, Joining
 from hpo.storage.ledger import Executor, Owner

@@ -16,9 +16,9 @@ from hpo.execution.launchers.launcher import Launcher, Said, WorkerEnded
 from hpo.execution.limits import Limits
 from hpo.execution.messages import REQUESTS, Heard, Leaving, Notice, Order, Ready, Tick, Warned
 from hpo.execution.registered import FAILED, Registered
-from hpo.execution.signals import Signals, at_terminal, heard
 from hpo.execution.supervised import Supervised
 from hpo.execution.upkeep import Upkeep
+from hpo.signals import Signals, at_terminal, heard
 from hpo.storage import agents
 from hpo.storage.outage import DatabaseError
 from hpo.study.open_study import OpenStudy

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 
+from hpo.signals import held_back
 from hpo.storage.engines import CONNECT_SECONDS, PROBE_SECONDS, SILENCE_SECONDS, session_limits
 from hpo.storage.outage import first_line
 
@@ -83,6 +84,8 @@ _TLS_FILES: Final = {
     "sslcert": ("server_tls_cert_file", "postgresql.crt"),
     "sslkey": ("server_tls_key_file", "postgresql.key"),
 }
+#: Engines send them to all processes of a job. The agent takes its time to leave, and needs the database for that;
+#: pgbouncer would pause, or end.
 _REQUESTS: Final = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
@@ -238,7 +241,7 @@ def _start(program: Sequence[str], folder: Path, settings: str) -> subprocess.Po
         ids = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
         for path in (file, folder):
             os.chown(path, _NOBODY, _NOBODY)
-    with (folder / _LOG).open("wb") as log, _deaf_to_requests():
+    with (folder / _LOG).open("wb") as log, held_back(_REQUESTS):
         return subprocess.Popen(
             [*program, str(file)],
             stdin=subprocess.DEVNULL,
@@ -248,20 +251,6 @@ def _start(program: Sequence[str], folder: Path, settings: str) -> subprocess.Po
             start_new_session=True,  # a Ctrl-Z is for this process alone
             **ids,
         )
-
-
-@contextlib.contextmanager
-def _deaf_to_requests() -> Iterator[None]:
-    """Block signals for what is started inside.
-
-    Engines send them to all processes of a job. The agent takes its time to leave, and needs the database for
-    that; pgbouncer would pause, or end.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _wait_for(process: subprocess.Popen[bytes], folder: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import pickle
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ import torch.distributed as dist
 
 from hpo.config.spec import StudySpec
 from hpo.config.variables import in_environment
+from hpo.signals import held_back
 from hpo.study.folders import print_error
 from hpo.trial.builder import Builder
 from hpo.trial.mainless import LoneContext
@@ -182,7 +182,8 @@ class Peers:
             process = context.Process(  # type: ignore[attr-defined]
                 target=serve, args=(theirs, inherited, source, rank), name=f"rank-{rank}", daemon=False
             )
-            with _held_back():
+            resource_tracker.ensure_running()  # its start would let signals through again
+            with held_back(FOR_RANK_0):  # until the process ignores them
                 process.start()
             theirs.close()
             self._peers.append(_Peer(rank, process, ours))
@@ -306,15 +307,3 @@ def _description(rank: int, size: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": str(True),  # rank 0 has started it
     }
-
-
-@contextlib.contextmanager
-def _held_back() -> Iterator[None]:
-    """A process that is started inside gets no signal that is meant for rank 0, which gets it afterwards."""
-    # Its start would let signals through again.
-    resource_tracker.ensure_running()
-    kept = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_RANK_0)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, kept)

@@ -38,9 +38,9 @@ from hpo.execution.observer import Observer
 from hpo.execution.placing import placing_of, run_on, submit
 from hpo.execution.registered import Registered
 from hpo.execution.run import Listener
-from hpo.execution.signals import Signals
 from hpo.execution.supervisor import Ending, Supervisor
 from hpo.execution.upkeep import Upkeep
+from hpo.signals import Signals
 from hpo.storage import agents
 from hpo.storage.agents import Joining
 from hpo.storage.ledger import Lease, Owner

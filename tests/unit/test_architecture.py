@@ -32,7 +32,7 @@ LAYERS = (
     ("study",),
     ("search",),
     ("storage", "config"),
-    ("errors", "wording"),
+    ("errors", "signals", "wording"),
 )
 #: What `hpo init` copies for a new study: it runs there, and belongs to no layer.
 _COPIED = "templates"

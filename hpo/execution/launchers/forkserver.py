@@ -17,8 +17,8 @@ from hpo.execution.launchers.imported_once import environment_of
 from hpo.execution.launchers.large_pages import large_pages
 from hpo.execution.launchers.safe_path import safe_path
 from hpo.execution.messages import REQUESTS
-from hpo.execution.signals import held_back
 from hpo.search.one_thread import THREADS_VARIABLE
+from hpo.signals import held_back
 from hpo.trial import mainless
 
 #: Bytes of the folder of temporary files that leave room in a socket's address for the names of its own.

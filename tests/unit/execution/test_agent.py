@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpo.execution.agent import _wait_for_its_end, has_ended, is_a_line
-from hpo.execution.signals import handled, held_back
+from hpo.signals import handled, held_back
 from tests.support.commands import PATIENCE, wait_until
 
 

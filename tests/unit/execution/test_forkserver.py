@@ -18,9 +18,9 @@ from hpo.execution.launchers.forkserver import start_fork_server
 from hpo.execution.launchers.launcher import WorkerEnded
 from hpo.execution.launchers.local import LocalLauncher
 from hpo.execution.messages import REQUESTS, Order
-from hpo.execution.signals import handled
 from hpo.search.one_thread import THREADS_VARIABLE
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
+from hpo.signals import handled
 from hpo.trial import mainless
 from hpo.trial.resources import Slot
 from tests.support.commands import make_study, wait_until

@@ -1,4 +1,4 @@
-"""Signals as something to wait for: each arrives as a number, when somebody looks."""
+"""Signals as something to wait for, each of which arrives as a number when somebody looks; or to hold back."""
 
 from __future__ import annotations
 

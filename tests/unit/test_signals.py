@@ -10,14 +10,14 @@ import threading
 
 import pytest
 
-from hpo.execution import signals
-from hpo.execution.signals import heard
+from hpo import signals
+from hpo.signals import heard
 from tests.support.commands import PATIENCE
 
 #: Asks processes in the foreground and the background of a terminal, and one without any.
 PROCESSES = """
 import os
-from hpo.execution.signals import at_terminal
+from hpo.signals import at_terminal
 
 def asked(start, prepare):
     child, *terminal = start()
