@@ -20,7 +20,7 @@ from hpo.storage.pausing import pruned_at_end
 from hpo.storage.recovery import LOST, STOPPED, Settled
 from hpo.storage.trial_rows import TrialRow
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import Outcome, finite, outcome_of, unasked
+from hpo.study.outcome import Outcome, finite, outcome_of, unclaimed
 from hpo.study.own_trials import trial_value
 from hpo.trial.report import TrialReport
 from hpo.wording import never_asked, paused_at_end, same_as
@@ -171,7 +171,7 @@ def _reason(trial: FrozenTrial) -> str:
     if SAME_AS_ATTR in trial.user_attrs:
         return same_as(trial.user_attrs[SAME_AS_ATTR])
     if outcome_of(trial) == Outcome.COMPLETE:
-        return never_asked(unasked(trial))
+        return never_asked(unclaimed(trial))
     return str(trial.user_attrs.get(REASON_ATTR, "")) if trial.state == TrialState.FAIL else ""
 
 

@@ -57,7 +57,7 @@ def outcome_of(trial: FrozenTrial) -> str:
     return ended_as(trial.state, trial.user_attrs.get(OUTCOME_ATTR), leading_value(trial))
 
 
-def unasked(trial: FrozenTrial) -> list[str]:
+def unclaimed(trial: FrozenTrial) -> list[str]:
     """Parameters that a trial was queued with, and that nothing has asked for so far: they may be mistyped."""
     return [name for name in fixed_params(trial) if name not in trial.params]
 

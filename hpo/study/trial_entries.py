@@ -25,7 +25,7 @@ from hpo.storage.outlines import id_before_last, trials_without_curves
 from hpo.study.internals import parted_metrics, queued_with
 from hpo.study.lineage import end_of_paused, forks_by_replaced
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import Outcome, finite, leading_value, outcome_of, unasked
+from hpo.study.outcome import Outcome, finite, leading_value, outcome_of, unclaimed
 from hpo.study.own_trials import own_among, trial_value
 from hpo.study.timing import took
 from hpo.wording import condemned, never_asked, pruned_by, same_as
@@ -100,7 +100,7 @@ def _cause(trial: FrozenTrial, fork: FrozenTrial | None, pruner: str) -> dict[st
         return {"reason": condemned(**decision.stored()), "traceback": None}
     if trial.state == TrialState.PRUNED and PRUNED_ATTR in trial.user_attrs:
         return {"reason": pruned_by(trial.user_attrs[PRUNED_ATTR], pruner), "traceback": None}
-    if outcome_of(trial) == Outcome.COMPLETE and (names := unasked(trial)):
+    if outcome_of(trial) == Outcome.COMPLETE and (names := unclaimed(trial)):
         return {"reason": never_asked(names), "traceback": None}
     failed = trial.state == TrialState.FAIL or outcome_of(trial) == Outcome.DIVERGED
     attrs = trial.user_attrs if failed else {}

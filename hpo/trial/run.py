@@ -40,7 +40,7 @@ from hpo.study.folders import (
     set_aside,
 )
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import Outcome, outcome_of, unasked
+from hpo.study.outcome import Outcome, outcome_of, unclaimed
 from hpo.study.own_trials import trial_value
 from hpo.study.timing import timing_of
 from hpo.trial.artifacts import keep_artifacts
@@ -86,7 +86,7 @@ class TrialRun:
     _failure: Failure | None = None
     _paused: bool = False
     _outside: bool = False
-    _unasked: str = ""
+    _unclaimed: str = ""
     _running: Session | None = None
     _same: FrozenTrial | None = None
 
@@ -112,7 +112,7 @@ class TrialRun:
                 for name in foreign:
                     print_notice(f"a folder was here that this study's database does not know; it is now {name}")
                 outcome = self._train(folder)
-                self._say_unasked(outcome)
+                self._say_unclaimed(outcome)
                 with storage.together(self._id):
                     if outcome is not None or self._paused:
                         keep_artifacts(self.opened, self._id, number, folder)
@@ -159,13 +159,13 @@ class TrialRun:
         if self._failure is not None:
             return self._failure.reason
         same = self._attrs.get(SAME_AS_ATTR)
-        return self._unasked if same is None else same_as(same)
+        return self._unclaimed if same is None else same_as(same)
 
-    def _say_unasked(self, outcome: Outcome | None) -> None:
+    def _say_unclaimed(self, outcome: Outcome | None) -> None:
         """Say of a trial that ran to its end which values in the queue had no effect."""
-        if outcome == Outcome.COMPLETE and (names := unasked(known_of(self.trial))):
-            self._unasked = never_asked(names)
-            print_notice(self._unasked)
+        if outcome == Outcome.COMPLETE and (names := unclaimed(known_of(self.trial))):
+            self._unclaimed = never_asked(names)
+            print_notice(self._unclaimed)
 
     @property
     def _id(self) -> int:
