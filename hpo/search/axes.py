@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -102,7 +102,7 @@ class StepAxis:
     whole: bool
 
     @cached_property
-    def count(self) -> int | None:
+    def count(self) -> int:
         """Numbers in the range."""
         return round((self.high - self.low) / self.step) + 1
 
@@ -114,8 +114,7 @@ class StepAxis:
     def snap(self, units: Floats) -> Floats:
         """The middle of the part of the interval that its number has."""
         if not self.log:
-            count = float(self.count or 1)
-            return (np.minimum(np.floor(np.clip(units, 0.0, 1.0) * count), count - 1) + 0.5) / count
+            return _middles(units, self.count)
         numbers = np.clip(np.round(np.exp(self._lerp(np.clip(units, 0.0, 1.0)))), self.low, self.high)
         return (np.log(numbers) - self._wide[0]) / (self._wide[1] - self._wide[0])
 
@@ -124,9 +123,7 @@ class StepAxis:
         if self.log:
             number = min(max(round(math.exp(float(self._lerp(np.array(unit))))), self.low), self.high)
             return int(number)
-        count = self.count or 1
-        index = min(int(min(max(unit, 0.0), 1.0) * count), count - 1)
-        number = min(self.low + index * self.step, self.high)
+        number = min(self.low + _part(unit, self.count) * self.step, self.high)
         return round(number) if self.whole else number
 
     def units(self, values: Sequence[Any]) -> Floats:
@@ -134,7 +131,7 @@ class StepAxis:
         clipped = np.clip(np.array(values, dtype=np.float64), self.low, self.high)
         if self.log:
             return (np.log(clipped) - self._wide[0]) / (self._wide[1] - self._wide[0])
-        return (np.round((clipped - self.low) / self.step) + 0.5) / (self.count or 1)
+        return (np.round((clipped - self.low) / self.step) + 0.5) / self.count
 
     def features(self, units: Floats) -> Floats:
         """The number between both ends, 0 to 1 (its logarithm where the range is logarithmic)."""
@@ -157,7 +154,7 @@ class ChoiceAxis:
     choices: tuple[Any, ...]
 
     @property
-    def count(self) -> int | None:
+    def count(self) -> int:
         """The choices."""
         return len(self.choices)
 
@@ -168,13 +165,11 @@ class ChoiceAxis:
 
     def snap(self, units: Floats) -> Floats:
         """The middle of the part of the interval that its choice has."""
-        count = len(self.choices)
-        return (np.minimum(np.floor(np.clip(units, 0.0, 1.0) * count), count - 1) + 0.5) / count
+        return _middles(units, self.count)
 
     def value(self, unit: float) -> Any:
         """See `Axis`."""
-        count = len(self.choices)
-        return self._along[min(int(min(max(unit, 0.0), 1.0) * count), count - 1)]
+        return self._along[_part(unit, self.count)]
 
     def units(self, values: Sequence[Any]) -> Floats:
         """See `Axis`."""
@@ -183,21 +178,30 @@ class ChoiceAxis:
     def _unit(self, value: Any) -> float:
         for index, choice in enumerate(self._along):
             if same(choice, value):
-                return (index + 0.5) / len(self.choices)
+                return (index + 0.5) / self.count
         return math.nan
 
     def features(self, units: Floats) -> Floats:
         """The rank between 0 and 1, or a column for each choice: two choices are as far apart as two ends."""
-        count = len(self.choices)
-        indices = np.minimum((units * count).astype(np.int64), count - 1)
+        indices = np.minimum((units * self.count).astype(np.int64), self.count - 1)
         if self.ordered:
-            return (indices / (count - 1.0))[:, None]
-        columns: Floats = np.eye(count)[indices] / math.sqrt(2)
+            return (indices / (self.count - 1.0))[:, None]
+        columns: Floats = np.eye(self.count)[indices] / math.sqrt(2)
         return columns
 
     @cached_property
     def _along(self) -> tuple[Any, ...]:
         return tuple(sorted(self.choices)) if self.ordered else self.choices
+
+
+def _part(unit: float, count: int) -> int:
+    """In which of so many equal parts of the interval a coordinate is."""
+    return min(int(min(max(unit, 0.0), 1.0) * count), count - 1)
+
+
+def _middles(units: Floats, count: int) -> Floats:
+    """The middles of the parts that coordinates are in."""
+    return (np.minimum(np.floor(np.clip(units, 0.0, 1.0) * count), count - 1) + 0.5) / count
 
 
 def counted(distribution: BaseDistribution | None, value: Any) -> Any:
@@ -208,6 +212,11 @@ def counted(distribution: BaseDistribution | None, value: Any) -> Any:
     if not isinstance(distribution, FloatDistribution) or distribution.step is None:
         return value
     return round((value - distribution.low) / distribution.step)
+
+
+def most_points(space: Mapping[str, BaseDistribution]) -> float:
+    """As many points as a space has at most, infinite with a real range: conditions leave some of them out."""
+    return math.prod(axis_of(each).count or math.inf for each in space.values())
 
 
 def axis_of(distribution: BaseDistribution) -> Axis:

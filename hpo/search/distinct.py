@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
@@ -10,17 +9,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from optuna import Study, samplers
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-    _get_single_value,
-)
+from optuna.distributions import BaseDistribution, _get_single_value
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.space import SearchSpace
-from hpo.search.axes import counted
+from hpo.search.axes import counted, most_points
 from hpo.search.per_trial import PerTrialSampler
 from hpo.search.valid_points import ValidPoints
 from hpo.storage.attributes import IMPORTED_ATTR
@@ -100,7 +93,7 @@ class WholePointSampler(PerTrialSampler):
         super().__init__(make, seed, shown)
         self._space, self._distinct, self._nearest, self._draws = space, distinct, nearest, draws
         self._fixed = fixed
-        listed = distinct and not fixed and _most_points(space) <= _MOST_LISTED
+        listed = distinct and not fixed and most_points(space.distributions) <= _MOST_LISTED
         self._points = {self._key(point): point for point in space.grid()} if listed else {}
         self._point: Mapping[str, Any] = {}
 
@@ -195,18 +188,3 @@ class WholePointSampler(PerTrialSampler):
         if distribution.single():
             return _get_single_value(distribution)
         return drawn[name] if name in drawn else self.sample_independent(study, trial, name, distribution)
-
-
-def _most_points(space: SearchSpace) -> float:
-    """As many points as the space has at most: conditions leave some of them out."""
-    return math.prod(map(_values, space.distributions.values()))
-
-
-def _values(distribution: BaseDistribution) -> float:
-    if isinstance(distribution, CategoricalDistribution):
-        return len(distribution.choices)
-    assert isinstance(distribution, IntDistribution | FloatDistribution)
-    if distribution.single():
-        return 1
-    step = distribution.step
-    return math.inf if step is None else round((distribution.high - distribution.low) / step) + 1

@@ -18,7 +18,7 @@ from optuna.distributions import BaseDistribution
 
 from hpo.config.conditions import Condition
 from hpo.config.paths import same
-from hpo.search.axes import Axis, Floats, StepAxis, axis_of, counted
+from hpo.search.axes import Axis, Floats, StepAxis, axis_of, counted, most_points
 
 Conditions = Mapping[str, Mapping[str, Sequence[Any]]]
 
@@ -135,10 +135,10 @@ class Encoding:
 
     def every_point(self) -> Floats:
         """Each point once, allowed or not, where the space is finite and not too large to list; else none."""
-        counts = [axis.count for axis in self.axes]
-        if None in counts or math.prod(count or 1 for count in counts) > _MOST_LISTED:
+        if most_points(self._space) > _MOST_LISTED:
             return np.empty((0, len(self.names)))
-        cells = [(np.arange(count or 1) + 0.5) / (count or 1) for count in counts]
+        counts = [axis.count or 1 for axis in self.axes]
+        cells = [(np.arange(count) + 0.5) / count for count in counts]
         # A number of a logarithmic range has a part of the interval of its own width.
         values = [
             axis.units(range(int(axis.low), int(axis.high) + 1))
