@@ -73,6 +73,19 @@ def killing(pulse: int) -> Callable[[Session], None]:
     return count
 
 
+class InThirdEpoch:
+    """A pulse that does something once: after the second epoch's report, at the third one's first batch."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.epochs: list[int] = []
+        self.action = action
+
+    def __call__(self, session: Session) -> None:
+        self.epochs.append(session.epoch)
+        if self.epochs.count(2) == 2:
+            self.action()
+
+
 class From(StopRequest):
     """A request to leave that comes at the n-th look, or whatever else is to happen then."""
 

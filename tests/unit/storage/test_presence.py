@@ -15,9 +15,8 @@ from hpo.storage.outage import DatabaseGoneError
 from hpo.storage.recovery import STOPPED
 from hpo.study.folders import attempt_folder, note_stop, stop_note
 from hpo.study.outcome import Outcome
-from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
-from tests.support.attempts import dying, run
+from tests.support.attempts import InThirdEpoch, dying, run
 from tests.support.commands import PATIENCE
 from tests.support.owners import load, make_study, opened
 from tests.support.studies import Studies
@@ -103,21 +102,14 @@ def test_a_trial_whose_database_is_gone_ends_with_a_checkpoint_and_costs_no_retr
     with studies.open("trainer.max_epochs=6", "run.max_retries=0") as (other,):
         late, request = dying(other), StopRequest()
         file = late.spec.output_dir / "study.db"
-
-        seen: list[int] = []
-
-        def remove_in_epoch_three(session: Session) -> None:
-            seen.append(session.epoch)
-            if seen.count(2) == 2:  # the second epoch's report, then the third epoch's first batch
-                file.rename(file.with_name("kept.db"))
-
+        gone = InThirdEpoch(lambda: file.rename(file.with_name("kept.db")))
         with pytest.raises(DatabaseGoneError):
-            run(late, request=request, pulse=remove_in_epoch_three)
+            run(late, request=request, pulse=gone)
         late.storage.close()
         file.with_name("kept.db").rename(file)
         assert request.leaving
         folder = file.parent / "trials" / "0" / "attempt-1" / "checkpoints"
-        assert max(folder.glob("epoch-*.pt")).name == f"epoch-{max(3, *seen):05d}.pt"
+        assert max(folder.glob("epoch-*.pt")).name == f"epoch-{max(3, *gone.epochs):05d}.pt"
         assert "study.db was removed" in (stop_note(other.spec, 0, 1) or "")
         (settled,) = other.requeue_dead()
         assert (settled.outcome, settled.state.name) == (STOPPED, "WAITING")

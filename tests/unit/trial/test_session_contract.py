@@ -24,10 +24,9 @@ from hpo.storage.recovery import LOST, STOPPED, Verdict
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.trial.report import TrialReport
-from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import FunctionCode, TrainingCode
-from tests.support.attempts import AskedAt, From, dying, killing, run, stored, trainer_code
+from tests.support.attempts import AskedAt, From, InThirdEpoch, dying, killing, run, stored, trainer_code
 from tests.support.owners import forked
 from tests.support.pausing import PauseAll
 from tests.support.plain_training import train
@@ -153,15 +152,12 @@ class SessionContract(ABC):
     def test_a_decision_to_prune_holds_for_a_trial_that_was_stopped_before_its_end(self, studies: Studies) -> None:
         with self.open(studies, views=2) as (view, later):
             trial, request = view.study.ask(), StopRequest()
-            seen: list[int] = []
 
-            def decide(session: Session) -> None:
-                seen.append(session.epoch)
-                if seen.count(2) == 2:
-                    trial.set_user_attr(PRUNED_ATTR, 2)
-                    request.leave()
+            def decide() -> None:
+                trial.set_user_attr(PRUNED_ATTR, 2)
+                request.leave()
 
-            assert self.run(view, request, trial=trial, pulse=decide).outcome is None
+            assert self.run(view, request, trial=trial, pulse=InThirdEpoch(decide)).outcome is None
             pruner = later.study.pruner = AskedAt()
             report = self.run(later)
             assert (report.outcome, report.epochs, pruner.steps) == (Outcome.PRUNED, 2, [])
@@ -196,15 +192,12 @@ class SessionContract(ABC):
     ) -> None:
         with self.open(studies, views=2) as (view, later):
             trial, request = view.study.ask(), StopRequest()
-            seen: list[int] = []
 
-            def decide(session: Session) -> None:
-                seen.append(session.epoch)
-                if seen.count(2) == 2:
-                    trial.set_user_attr(PAUSE_AT_ATTR, 2)
-                    request.leave()
+            def decide() -> None:
+                trial.set_user_attr(PAUSE_AT_ATTR, 2)
+                request.leave()
 
-            assert self.run(view, request, trial=trial, pulse=decide).paused is False
+            assert self.run(view, request, trial=trial, pulse=InThirdEpoch(decide)).paused is False
             assert outcome_of(stored(view)) == "waiting"
             report = self.run(later)
             assert (report.outcome, report.paused) == (None, True)
@@ -293,16 +286,11 @@ class SessionContract(ABC):
 
     def test_a_database_that_fails_for_good_ends_the_trial_with_a_checkpoint(self, studies: Studies) -> None:
         with self.open(studies) as (other,):
-            late, request, seen = dying(other), StopRequest(), list[int]()
+            late, request = dying(other), StopRequest()
             file = late.spec.output_dir / "study.db"
-
-            def remove_in_epoch_three(session: Session) -> None:
-                seen.append(session.epoch)
-                if seen.count(2) == 2:
-                    file.rename(file.with_name("kept.db"))
-
+            gone = InThirdEpoch(lambda: file.rename(file.with_name("kept.db")))
             with pytest.raises(DatabaseGoneError):
-                self.run(late, request, pulse=remove_in_epoch_three)
+                self.run(late, request, pulse=gone)
             late.storage.close()
             file.with_name("kept.db").rename(file)
             assert request.leaving
