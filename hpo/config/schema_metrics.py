@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, WithJsonSchema
 
 from hpo.config.schema_study import METRIC_NAME
-from hpo.config.schema_types import TARGET_SCHEMA, TargetNode, fail, in_bytes
+from hpo.config.schema_types import TargetNode, fail, in_bytes, target_schema
 
 #: Keys of a metric that are not arguments of its target.
 METRIC_KEYS: Final = ("over", "max_bytes")
@@ -35,14 +35,10 @@ def _with_set(node: dict[str, Any]) -> dict[str, Any]:
     return {**node, "max_bytes": in_bytes(node["max_bytes"], "max_bytes")}
 
 
-_SCHEMA: Final = {
-    **TARGET_SCHEMA,
-    "properties": {
-        **TARGET_SCHEMA["properties"],
-        "over": {"enum": ["epoch"], "description": "Given all outputs and targets of a set at once."},
-        "max_bytes": {"type": ["integer", "string"], "description": "What it may keep of one set, such as 4GiB."},
-    },
-}
+_SCHEMA: Final = target_schema(
+    over={"enum": ["epoch"], "description": "Given all outputs and targets of a set at once."},
+    max_bytes={"type": ["integer", "string"], "description": "What it may keep of one set, such as 4GiB."},
+)
 
 Metrics = Annotated[
     dict[str, Annotated[TargetNode, AfterValidator(_with_set), WithJsonSchema(_SCHEMA)]],

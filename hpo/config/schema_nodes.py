@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from hpo.config.lengths import is_length
 from hpo.config.paths import suggest_name
-from hpo.config.schema_types import TARGET, TARGET_SCHEMA, fail, with_target
+from hpo.config.schema_types import TARGET, fail, target_schema, with_target
 from hpo.config.several import is_several
 
 #: Keys of `lr_scheduler` that are not arguments of its target.
@@ -97,15 +97,11 @@ SchedulerNode = Annotated[
     AfterValidator(_schedulers),
     WithJsonSchema(
         _or_several(
-            {
-                **TARGET_SCHEMA,
-                "properties": {
-                    **TARGET_SCHEMA["properties"],
-                    "interval": {"enum": ["epoch", "step"]},
-                    "warmup": {"type": "integer", "minimum": 0},
-                    "optimizer": {"type": "string"},
-                },
-            }
+            target_schema(
+                interval={"enum": ["epoch", "step"]},
+                warmup={"type": "integer", "minimum": 0},
+                optimizer={"type": "string"},
+            )
         )
     ),
 ]
@@ -114,14 +110,10 @@ OptimizerNode = Annotated[
     AfterValidator(_optimizers),
     WithJsonSchema(
         _or_several(
-            {
-                **TARGET_SCHEMA,
-                "properties": {
-                    **TARGET_SCHEMA["properties"],
-                    "groups": {"type": "object", "additionalProperties": {"type": "object"}},
-                    "parameters": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
-                },
-            }
+            target_schema(
+                groups={"type": "object", "additionalProperties": {"type": "object"}},
+                parameters={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+            )
         )
     ),
 ]

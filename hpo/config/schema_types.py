@@ -160,12 +160,12 @@ def _compile_options(value: Any) -> Any:
     return value
 
 
-TARGET_SCHEMA: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {TARGET: {"type": "string"}},
-    "required": [TARGET],
-}
-TargetNode = Annotated[dict[str, Any], AfterValidator(with_target), WithJsonSchema(TARGET_SCHEMA)]
+def target_schema(**keys: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a mapping that names a class or function, with keys that it may have besides."""
+    return {"type": "object", "properties": {TARGET: {"type": "string"}, **keys}, "required": [TARGET]}
+
+
+TargetNode = Annotated[dict[str, Any], AfterValidator(with_target), WithJsonSchema(target_schema())]
 Duration = Annotated[
     float | None,
     BeforeValidator(_duration),
