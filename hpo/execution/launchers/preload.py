@@ -8,6 +8,8 @@ accelerator, which starts CUDA.
 
 import gc
 
+import hydra.errors
+import hydra.utils
 import sqlalchemy.dialects.mysql
 import sqlalchemy.dialects.postgresql
 import sqlalchemy.dialects.sqlite
@@ -20,7 +22,7 @@ import torch.utils.serialization.config
 
 import hpo.execution.worker
 
-__all__ = ["hpo", "sqlalchemy", "torch"]
+__all__ = ["hpo", "hydra", "sqlalchemy", "torch"]
 
 
 def _warm_up() -> None:

@@ -16,14 +16,16 @@ from hpo.execution.launchers.forkserver import start_fork_server
 from tests.support.commands import make_study
 
 _LOOK = """
+import sys
 import hpo.execution.launchers.preload
+assert "hydra.utils" in sys.modules  # the first target of a study file would import it
 from optuna.storages._rdb.models import StudyModel, TrialModel
 assert all(model.__mapper__.configured for model in (StudyModel, TrialModel))
 """
 
 
 @pytest.mark.full
-def test_the_classes_of_the_tables_are_set_up_before_a_worker_is_forked() -> None:
+def test_the_classes_of_the_tables_are_set_up_and_hydra_is_there_before_a_worker_is_forked() -> None:
     done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
