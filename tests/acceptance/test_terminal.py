@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+import termios
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pexpect
 import pytest
+from pexpect.fdpexpect import fdspawn
 
 from tests.support.commands import (
     CRAWLING,
@@ -28,33 +32,61 @@ from tests.support.commands import (
     make_study,
     wait_until,
 )
+from tests.support.forked_program import ForkedProgram
 from tests.support.local_agents import none_left
 
 #: What a terminal is ordered to do, apart from text: cursor, colours, erasing.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
+class Terminal(fdspawn):
+    """The command on a terminal of its own.
+
+    Args:
+        program: Starts it there.
+    """
+
+    def __init__(
+        self, program: Callable[[Connection], ForkedProgram | subprocess.Popen[bytes]], size: tuple[int, int]
+    ) -> None:
+        own, its = pty.openpty()
+        termios.tcsetwinsize(own, size)
+        self.program = program(Connection(its))
+        super().__init__(own, encoding="utf-8", timeout=PATIENCE)
+        self.logfile_read = self.seen = Recorder()
+
+    def setwinsize(self, rows: int, columns: int) -> None:
+        termios.tcsetwinsize(self.child_fd, (rows, columns))
+
+    def sendintr(self) -> None:
+        self.send("\x03")
+
+
 @contextmanager
-def terminal(*arguments: object, width: int = 100, height: int = 30, **environment: str) -> Iterator[Any]:
-    """The command on a terminal of its own."""
+def terminal(
+    *arguments: object, width: int = 100, height: int = 30, anew: bool = False, **environment: str
+) -> Iterator[Terminal]:
+    """The command on a terminal of its own; anew: with imports of its own, as a person starts it."""
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "hpo", *map(str, arguments)],
-        env={**plain, "TERM": "xterm-256color", **environment},
-        dimensions=(height, width),
-        encoding="utf-8",
-        timeout=PATIENCE,
-    )
-    child.logfile_read = seen = Recorder()
-    child.seen = seen
+    variables = {**plain, "TERM": "xterm-256color", **environment}
+    words = ["-m", "hpo", *map(str, arguments)]
+
+    def started(end: Connection) -> ForkedProgram | subprocess.Popen[bytes]:
+        if not anew:
+            return ForkedProgram(words, environment=variables, terminal=end)
+        with end:
+            own = ["setsid", "--ctty", sys.executable, *words]
+            return subprocess.Popen(
+                own, stdin=end.fileno(), stdout=end.fileno(), stderr=end.fileno(), env=variables
+            )
+
+    child = Terminal(started, (height, width))
     try:
         yield child
     finally:
-        if child.isalive():
-            child.kill(signal.SIGKILL)
-            child.wait()
-        child.close(force=True)
+        child.program.kill()
+        child.program.communicate()
+        child.close()
 
 
 class Recorder:
@@ -70,14 +102,13 @@ class Recorder:
         pass
 
 
-def ended(child: Any) -> int:
+def ended(child: Terminal) -> int:
     """Read to the end; the exit code."""
     child.expect(pexpect.EOF)
-    child.close()
-    return int(child.exitstatus)
+    return child.program.wait()
 
 
-def left(child: Any) -> list[str]:
+def left(child: Terminal) -> list[str]:
     """What stays on the terminal below the last picture, and whether the cursor can be seen."""
     text = child.seen.text
     assert text.rfind("\x1b[?25h") >= text.rfind("\x1b[?25l"), "the cursor stays hidden"
@@ -93,7 +124,7 @@ def crawling(tmp_path: Path) -> Path:
 
 def test_a_run_is_drawn_and_leaves_its_lines_and_summary(tmp_path: Path) -> None:
     study = make_study(tmp_path, code=CRAWLING.replace("> 64", "> 8"))  # from the third epoch on
-    with terminal("run", study, "--workers", 2, "--n-trials", 3, "trainer.max_epochs=6") as child:
+    with terminal("run", study, "--workers", 2, "--n-trials", 3, "trainer.max_epochs=6", anew=True) as child:
         child.expect(r"0/3 trials")
         child.expect(r"worker-1 +\S*\d+ +cpu +[1-6]/6 +\d\.\d+ +0:\d\d")
         child.expect("█")
@@ -127,7 +158,7 @@ def test_a_run_is_drawn_anew_where_the_terminal_becomes_narrow_and_ctrl_c_leaves
 def test_a_signal_leaves_the_terminal_as_it_was(crawling: Path) -> None:
     with terminal("run", crawling, *LONG) as child:
         child.expect("1/40")
-        child.kill(signal.SIGTERM)
+        child.program.send_signal(signal.SIGTERM)
         child.expect("stopping: each worker finishes its batch")
         child.expect("interrupted; resume with:")
         assert ended(child) == 130
@@ -139,8 +170,8 @@ def test_a_signal_leaves_the_terminal_as_it_was(crawling: Path) -> None:
 def test_a_terminal_that_is_closed_ends_the_run_in_order(crawling: Path) -> None:
     with terminal("run", crawling, *LONG) as child:
         child.expect("1/40")
-        child.ptyproc.fileobj.close()
-        assert child.wait() == 130
+        child.close()
+        assert child.program.wait() == 130
     assert hpo_json("status", crawling)["waiting"] == 1
 
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from hpo.cli.app import main
 from hpo.config.spec import load_spec
 from hpo.config.study_modules import forget_modules
 from hpo.storage.ledger import Attempt, attempts
 from hpo.study.open_study import load_study
+from hpo.trial.mainless import MainlessContext
 from tests.support.forked_program import ForkedProgram
 
 #: Seconds that a test waits at most: on a machine that is busy with other tests a program takes long to start.
@@ -155,14 +157,20 @@ class Result:
 def hpo(*arguments: object, code: int | None = 0) -> Result:
     """Run the command in this process to its end and check its exit code (None: any).
 
-    Workers are forked from one server for all tests of this process, which saves each test its imports.
+    Workers are forked from one server for all tests of this process, which saves each test its imports; so is what
+    this process would start anew: what checks a driver's study, and the peers of a training here.
     """
     kept, out, err = sys.argv, io.StringIO(), io.StringIO()
     sys.argv = ["hpo", *map(str, arguments)]
     for folder in {argument.parent for argument in arguments if isinstance(argument, Path)}:
         forget_modules(folder)  # as a process of its own, which reads the study's code anew
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            patch("hpo.execution.checking.LoneContext", MainlessContext),
+            patch("hpo.trial.peers.LoneContext", MainlessContext),
+        ):
             main()
     except SystemExit as end:
         result = Result(end.code if isinstance(end.code, int) else 1, out.getvalue(), err.getvalue())

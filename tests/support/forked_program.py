@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import fcntl
 import gc
 import importlib
 import multiprocessing.process
@@ -21,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
@@ -38,6 +40,9 @@ _spawn = multiprocessing.util.spawnv_passfds
 _First = type(multiprocessing.current_process())
 
 
+#: How multiprocessing's programs begin.
+_SERVER: Final = "from multiprocessing.forkserver import"
+_ANEW: Final = "from multiprocessing.spawn import"
 #: Lets a program say where each of its threads is.
 _SHOW_THREADS: Final = signal.SIGPROF
 
@@ -47,21 +52,29 @@ class ForkedProgram:
 
     Args:
         words: What follows `python`: `-m` and a module or a script's path, and arguments.
+        environment: Its variables in place of this process's.
+        terminal: The terminal that it is started on, which is closed here.
 
     Attributes:
         pid: Its process, which leads a session of its own.
-        stdout: What it prints.
-        stderr: What it says.
+        stdout: What it prints; nothing where it prints on a terminal.
+        stderr: What it says; likewise.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        terminal: Connection | None = None,
+    ) -> None:
         (out, to_out), (err, to_err) = forked.Pipe(duplex=False), forked.Pipe(duplex=False)
-        self._process = forked.Process(
-            target=_run, args=(words, dict(os.environ), str(Path.cwd()), to_out, to_err), daemon=True
-        )
+        given = dict(os.environ if environment is None else environment)
+        ends = {1: to_out, 2: to_err} if terminal is None else dict.fromkeys((0, 1, 2), terminal)
+        self._process = forked.Process(target=_run, args=(words, given, str(Path.cwd()), ends), daemon=True)
         self._process.start()
-        to_out.close()
-        to_err.close()
+        for end in {to_out, to_err, *ends.values()}:
+            end.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
         self.stdout, self.stderr = _opened(out), _opened(err)
@@ -141,13 +154,17 @@ def _rest(stream: IO[str]) -> str:
 
 
 def _run(
-    words: Sequence[str], environment: Mapping[str, str], folder: str, out: Connection, err: Connection
+    words: Sequence[str], environment: Mapping[str, str], folder: str, ends: Mapping[int, Connection]
 ) -> NoReturn:
     """What a new program does, as far as a fork can: with this environment, in this folder, a child of none."""
     os.setsid()
-    for pipe, number in ((out, 1), (err, 2)):
-        os.dup2(pipe.fileno(), number)
-        pipe.close()
+    for number, end in ends.items():
+        os.dup2(end.fileno(), number)
+    for end in ends.values():
+        end.close()
+    if 0 in ends:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.environ.clear()
@@ -191,8 +208,13 @@ def _forget_the_server() -> None:
 
 
 def _fork_or_spawn(path: bytes, words: Sequence[str], passed: Sequence[int]) -> int:
-    """Start one of multiprocessing's own programs: a fork server as a fork."""
-    if "multiprocessing.forkserver" not in words[-1]:
+    """Start one of multiprocessing's programs: a fork server as a fork, and what the program itself starts anew.
+
+    What a trial's process starts anew is no fork: it must not have what that process has by then.
+    """
+    own = (_SERVER, _ANEW) if os.getsid(0) == os.getpid() else (_SERVER,)
+    at = next((at for at, word in enumerate(words) if isinstance(word, str) and word.startswith(own)), None)
+    if at is None:
         return _spawn(path, words, passed)
     if pid := os.fork():
         return pid
@@ -208,8 +230,8 @@ def _fork_or_spawn(path: bytes, words: Sequence[str], passed: Sequence[int]) -> 
         resource_tracker._resource_tracker.__init__()
         large_pages.forget()
         safe_path.forget()
-        sys.argv = ["-c"]
-        exec(words[-1], {"__name__": "__main__"})
+        sys.argv = ["-c", *words[at + 1 :]]
+        exec(words[at], {"__name__": "__main__"})
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
     finally:
