@@ -36,8 +36,9 @@ _FULL = (
     _HERE / "unit" / "integrations",
     _HERE / "unit" / "trainer" / "callbacks" / "test_save_pretrained.py",
 )
-#: Files whose tests take from half a minute up to two.
-_LONGEST = ("test_ray_page.py", "test_chaos.py", "test_notebook.py")
+#: What lies there takes long: it is begun with, a process takes whole files of it, and these before all others.
+_LONG = (_HERE / "acceptance", _HERE / "integration")
+_LONGEST = ("test_ray.py", "test_ray_page.py", "test_slurm_study.py", "test_chaos.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -58,14 +59,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """The tests in an order in which no process is left alone with a long one at the end.
 
-    Each process of pytest-xdist is given an equal run of the list, and steals from others' runs later: each run
-    begins with its share of the longest.
+    Each process of pytest-xdist is given an equal run of the list, and steals from the ends of others' runs later:
+    each run begins with its share of the long files. A file stays together, as its tests may share a cluster.
     """
-    long = [item for item in items if item.path.name in _LONGEST]
-    rest = iter([item for item in items if item.path.name not in _LONGEST])
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    long = [path for path in files if any(map(path.is_relative_to, _LONG))]
+    long.sort(key=lambda path: _LONGEST.index(path.name) if path.name in _LONGEST else len(_LONGEST))
+    rest = itertools.chain.from_iterable(tests for path, tests in files.items() if path not in long)
     dealt: list[pytest.Item] = []
     for worker in range(workers):
-        dealt += long[worker::workers]
+        for path in long[worker::workers]:
+            dealt += files[path]
         end = len(items) * (worker + 1) // workers
         dealt += itertools.islice(rest, max(0, end - len(dealt)))
     return dealt

@@ -180,9 +180,9 @@ def _refuse_without_ray() -> None:
         raise RayMissingError("a Ray cluster needs namespaces: Linux, root, and util-linux")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _ray_cluster() -> Iterator[RayCluster]:
-    """A cluster of this test process only."""
+    """A cluster of this test process only; it takes a sixteenth of a core while nothing is done with it."""
     try:
         with running_ray() as cluster:
             yield cluster
@@ -192,7 +192,7 @@ def _ray_cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture
 def ray_cluster(_ray_cluster: RayCluster) -> RayCluster:
-    """The cluster of this test process, with all its machines."""
+    """The cluster of the module's tests, with all its machines."""
     for host in HOSTS:
         _ray_cluster.add(host)
     return _ray_cluster
