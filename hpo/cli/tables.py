@@ -101,8 +101,8 @@ def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
 
 
 def param_names(spec: StudySpec, trials: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The parameters of a table of trials, in order: those of the search space, else those that trials have."""
-    drawn = (name for trial in trials for name in trial["params"]) if spec.defines_by_run else ()
+    """The parameters of a table of trials, in order: those of the search space, then others that trials have."""
+    drawn = (name for trial in trials for name in trial["params"])
     return list(dict.fromkeys((*spec.search_space, *drawn)))
 
 

@@ -78,10 +78,11 @@ def trials_table(opened: OpenStudy) -> Table:
     metrics = sorted({name for row in rows for name in row if name.startswith("metrics.")})
     columns: dict[str, Kind] = dict(_FIXED)
     columns |= dict.fromkeys(_values(opened, None), "number")
-    columns |= {f"params.{name}": _kind(param) for name, param in opened.spec.search_space.items()}
-    if opened.spec.defines_by_run:
-        drawn = {name: each for trial in frozen for name, each in trial.distributions.items()}
-        columns |= {f"params.{name}": _drawn_kind(each) for name, each in drawn.items()}
+    space = opened.spec.search_space
+    columns |= {f"params.{name}": _kind(param) for name, param in space.items()}
+    # Those that a function draws itself, and those that the file had when the trials were drawn.
+    drawn = {name: each for trial in frozen for name, each in trial.distributions.items() if name not in space}
+    columns |= {f"params.{name}": _drawn_kind(each) for name, each in drawn.items()}
     columns |= dict.fromkeys(metrics, "number")
     columns |= _AFTER
     return Table(columns, [{name: row.get(name) for name in columns} for row in rows])

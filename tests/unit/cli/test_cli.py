@@ -90,6 +90,18 @@ def test_a_study_of_diverged_trials_has_no_best(studies: Studies) -> None:
     assert "no complete trial yet\n  fix: `hpo trials` says how its trials ended; `hpo run` trains more" in said
 
 
+def test_a_parameter_that_the_file_does_not_search_any_more_is_still_shown(looked_at: Path) -> None:
+    """The file has changed since the trials were drawn."""
+    edited = looked_at.with_name("edited.yaml")
+    space = "search_space: {optimizer.lr: {type: float, low: 1e-9, high: 1}}\n"
+    edited.write_text(looked_at.read_text().partition("search_space:")[0] + space)
+    before, after = (hpo_json("trials", file)[1]["params"] for file in (looked_at, edited))
+    assert before == after
+    for name in before:
+        assert name in hpo("trials", edited).stdout.splitlines()[1]
+        assert f"params.{name}" in hpo("export", edited).stdout.splitlines()[0].split(",")
+
+
 def test_a_piped_table_has_a_line_for_each_trial(studies: Studies) -> None:
     long = (
         "search_space={"
