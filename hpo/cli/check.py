@@ -311,9 +311,10 @@ def _print_costs(checkup: _Checkup) -> None:
             from hpo.checks.preflight_costs import trials_of_epochs
 
             study, by_trials = checkup.spec.study, trials_of_epochs(checkup.spec) is None
-            what = f"{study.n_trials} trials" if by_trials else f"{study.epochs} epochs"
+            number, unit = (study.n_trials, "trial") if by_trials else (study.epochs or 0, "epoch")
             pruning = ", if none is pruned" if by_trials else ""
-            print(f"\nthe whole study: {what} take at most about {duration(seconds)}{pruning}")
+            verb = "takes" if number == 1 else "take"
+            print(f"\nthe whole study: {count_of(number, unit)} {verb} at most about {duration(seconds)}{pruning}")
 
 
 def _shapes(shapes: list[tuple[int, ...]]) -> str:

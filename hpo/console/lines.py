@@ -131,9 +131,10 @@ class Reporter:
     def _line(self, report: TrialReport) -> str:
         """What a trial has come to, in a terminal of 80 columns; the best one so far says so."""
         metric = self._opened.spec.study.metric
+        unit = "epoch " if report.epochs == 1 else "epochs"
         return (
             f"{self._count()} trial {report.number:<4} "
-            f"{report.outcome or PAUSED:<8}  {metric} {shown(report.value, 5):<10} {report.epochs:>3} epochs "
+            f"{report.outcome or PAUSED:<8}  {metric} {shown(report.value, 5):<10} {report.epochs:>3} {unit} "
             f"{report.duration_s:>7.1f} s  {self._rank(report.number)}"
         ).rstrip()
 

@@ -11,6 +11,7 @@ from torch import nn
 from hpo.config.several import is_several
 from hpo.trial.builder import Builder
 from hpo.trial.optimizer import make_scheduler
+from hpo.wording import count_of
 from trainer import Trainer
 from trainer.lr_schedulers import needs_metric
 from trainer.step.optimizers import first_rate
@@ -48,4 +49,4 @@ def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Tra
         scheduler.step()
     shown = sorted({0, epochs // 4, epochs // 2, 3 * epochs // 4, epochs - 1})
     steps = ", ".join(f"{rates[index]:.3g} (epoch {index + 1})" for index in shown)
-    return [f"learning rate over {epochs} epochs, {name}: {steps}"]
+    return [f"learning rate over {count_of(epochs, 'epoch')}, {name}: {steps}"]

@@ -179,6 +179,7 @@ def test_a_study_that_is_given_epochs_takes_as_long_as_they_do(file: Path) -> No
     device = data["devices"][0]
     slowest = max(device["base"]["trial_s"], device["largest"]["trial_s"])
     assert data["estimated_seconds"] == pytest.approx(6 / load_spec(file).trainer.known_epochs * slowest)  # type: ignore[operator]
+    assert "the whole study: 1 trial takes at most about " in hpo("check", file, "study.n_trials=1").stdout
     assert "the whole study: 6 epochs take at most about " in hpo("check", file, "study.epochs=6").stdout
     assert "the whole study: 6 trials take at most about " in hpo("check", file, "study.epochs=600").stdout
 

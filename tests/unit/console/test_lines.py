@@ -27,6 +27,19 @@ def test_a_result_fits_a_terminal_of_80_columns_and_the_best_so_far_is_marked(
     assert lines[1].startswith("[ 2/40] trial 9    complete  val_mae 0.5")
 
 
+def test_a_single_epoch_of_a_result_is_counted_in_the_singular_and_takes_no_less_room(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with studies.open() as (view,):
+        reporter = Reporter(view)
+        for epochs in (1, 2):
+            reporter.heard("worker-1", TrialReport(0, Outcome.COMPLETE, 0.5, epochs, 1.0))
+    one, two = capsys.readouterr().out.splitlines()
+    assert "  1 epoch  " in one
+    assert "  2 epochs " in two
+    assert one.index(" s") == two.index(" s")
+
+
 def test_a_study_that_another_run_has_set_to_fewer_trials_is_no_exhausted_grid(
     studies: Studies, capsys: pytest.CaptureFixture[str]
 ) -> None:

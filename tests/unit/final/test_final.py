@@ -76,6 +76,8 @@ def test_a_schedule_written_for_the_epochs_of_a_trial_spans_the_new_ones(
         rates = [float(row.split(",")[rows[0].split(",").index("lr")]) for row in rows[1:]]
         assert rates[3] == pytest.approx(start.params["optimizer.lr"])
         assert rates[3:] == sorted(rates[3:], reverse=True)
+        train(view, start, 1)
+        assert "learning rate over 1 epoch, CosineAnnealingLR" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
