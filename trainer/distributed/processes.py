@@ -49,6 +49,10 @@ _APART: Final = (
     "the processes are at different places of the run: in one of them a hook has skipped something that it did "
     "not skip in another one, or asked all for something; let hooks do the same in all processes"
 )
+_UNEVEN: Final = (
+    "the processes use different parameters of a split model in the same batch, as where a part of it depends on "
+    "the data: let each batch use the same ones in all, or use strategy 'ddp'"
+)
 #: What a process that dies may have died of where there is no board that would have shown it.
 _UNSEEN: Final = f"; as these processes share no memory, it may also be that {_APART}"
 
@@ -305,7 +309,7 @@ class Processes(Group):
             if word != FAILED:
                 raise self._lost()
         elif min(counts) != max(counts) or (highest in {PARTS, _SUM} and lowest != highest):
-            raise RuntimeError(_APART)
+            raise RuntimeError(_UNEVEN if lowest == highest == PARTS else _APART)
         return lowest, highest
 
     def _of_all(self, word: int, count: int) -> tuple[list[int], list[int]]:

@@ -447,6 +447,27 @@ def computing_alone(asking: int, event: str) -> str:
     return "no error"
 
 
+class Routed(nn.Module):
+    """A model of which some processes use a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.first(inputs) + (0 if rank() == 1 else self.second(inputs))
+
+
+def routed() -> str:
+    """What becomes of a run with a split model that uses other parameters in each process."""
+    trainer, train, val = build("mlp", model=Routed(), strategy="fsdp")
+    try:
+        trainer.fit(train, val)
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
 def skipping(event: str, action: str) -> str:
     """A run in which a hook of rank 1 alone skips something."""
     at = At(

@@ -19,6 +19,7 @@ from tests.unit.trainer.distributed.runs import (
     fitted,
     killed,
     killed_and_tested,
+    routed,
     skipping,
     stopped,
     stopped_before_an_epoch,
@@ -134,6 +135,15 @@ def test_what_one_computes_alone_with_a_split_model_ends_all(two: Ranks, asking:
     for text in two.values(computing_alone, asking, event):
         assert "the processes are at different places of the run: in one of them a hook has skipped" in text
         assert text.endswith("(error, 1)")
+
+
+def test_a_split_model_that_uses_other_parameters_in_each_process_is_an_error_in_all() -> None:
+    ranks = Ranks(2)
+    try:
+        for text in ranks.values(routed):
+            assert text.startswith("the processes use different parameters of a split model in the same batch")
+    finally:
+        ranks.close()
 
 
 @pytest.mark.parametrize(
