@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
 from optuna.exceptions import StorageInternalError
@@ -48,6 +48,12 @@ _MYSQL_LOST = frozenset({1040, 1053, 1203, 1226, 1290, 1792, 1836, 1927, 2002, 2
 #: A lock waited for too long (1205), deadlock (1213), a statement interrupted (1317, 1028) or timed out (1969 in
 #: MariaDB, 3024 in MySQL); a full disk (1021, 1114), too little memory (1037, 1038, 1041).
 _MYSQL_BROKEN_OFF = frozenset({1021, 1028, 1037, 1038, 1041, 1114, 1205, 1213, 1317, 1969, 3024})
+#: The server has hung up amid a statement, as it may do when that is longer than it takes.
+_MYSQL_HUNG_UP = frozenset({2006, 2013})
+#: A statement is longer than the server takes.
+_MYSQL_TOO_LONG: Final = 1153
+#: Characters of a statement's longest value with which that may be so.
+_LONG: Final = 2**20
 _SQLITE_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 #: What is the matter with a SQLite file that can't be used, by the primary code, and what to do.
 _SQLITE_FAILURES: Final = {
@@ -219,6 +225,12 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
             return DatabaseError(
                 f"{shown}: the file is damaged: {first_line(error)}\n  fix: {_RESTORE}, {_RESUME}"
             )
+        if _is_too_long(context, error):
+            context.is_disconnect = True  # the server has closed it
+            return RefusedValueError(
+                f"{shown}: the database refuses a value: it is longer than its max_allowed_packet\n"
+                "  fix: store less in one value, such as the name of a file, or raise that setting of the server"
+            )
         if context.is_disconnect or _is_lost(error, connected=context.connection is not None):
             context.is_disconnect = True  # the pool lets go of it
             return DatabaseAwayError(first_line(error))
@@ -236,6 +248,29 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
         )
 
     sa.event.listen(engine, "handle_error", translate)
+
+
+def _is_too_long(context: sa.engine.ExceptionContext, error: Exception) -> bool:
+    """Whether MySQL or MariaDB refuses a statement for its length; a server that has hung up is asked."""
+    code = _mysql_code(error)
+    if code == _MYSQL_TOO_LONG:
+        return True
+    if code not in _MYSQL_HUNG_UP or context.engine is None or not context.parameters:
+        return False
+    given: Any = context.parameters
+    texts = [
+        [value for value in (row.values() if isinstance(row, dict) else row) if isinstance(value, str)]
+        for row in (given if isinstance(given, list) else [given])
+    ]
+    if all(len(text) < _LONG for row in texts for text in row):
+        return False
+    driver: Any = context.engine.dialect.loaded_dbapi
+    sent = max(sum(len(driver.converters.escape_string(text).encode()) for text in row) for row in texts)
+    try:
+        with context.engine.connect() as conn:
+            return sent > cast("int", conn.execute(sa.text("SELECT @@max_allowed_packet")).scalar())
+    except (DatabaseAwayError, sa.exc.SQLAlchemyError):  # it is away indeed
+        return False
 
 
 def _is_lost(error: Exception, *, connected: bool) -> bool:

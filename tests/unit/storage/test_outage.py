@@ -475,6 +475,31 @@ def test_a_name_that_is_too_long_is_an_error_with_a_fix(server: DatabaseServer) 
         load(storage).tell(trial, 1.0)
 
 
+def test_a_value_that_is_longer_than_mariadb_takes_is_refused_and_not_waited_for(
+    mariadb_server: DatabaseServer,
+) -> None:
+    url = mariadb_server.new_database(ready=True)
+    make_study(url, 1)
+    limit, usual = "SET GLOBAL max_allowed_packet = {}", 2**24
+    engine = sa.create_engine(url)
+    try:
+        with engine.begin() as conn:
+            conn.exec_driver_sql(limit.format(2**20))
+        with opened(url, owner=Owner.current()) as storage:
+            trial = load(storage).ask()
+            for length in (2**21, 2**25):
+                with pytest.raises(
+                    RefusedValueError, match="longer than its max_allowed_packet\n  fix: store less"
+                ):
+                    trial.set_user_attr("long", "x" * length)
+            trial.set_user_attr("short", 1)
+            load(storage).tell(trial, 1.0)
+    finally:
+        with engine.begin() as conn:
+            conn.exec_driver_sql(limit.format(usual))
+        engine.dispose()
+
+
 POSTGRES_REFUSALS = {"53100": "could not extend file", "57014": "statement timeout", "53200": "out of memory"}
 MARIADB_REFUSALS = {
     1021: "Disk full",
