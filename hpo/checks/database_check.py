@@ -9,7 +9,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from hpo.checks.filesystems import network_file_system, refused_writing
-from hpo.errors import StudyError
+from hpo.checks.findings import Finding, as_finding, finding
+from hpo.config.code import code_identity
+from hpo.config.spec import StudySpec
+from hpo.errors import InputError, StudyError
+from hpo.storage import ledger
 from hpo.storage.engines import (
     display_url,
     engine_kwargs,
@@ -17,7 +21,10 @@ from hpo.storage.engines import (
     normalize_url,
     sqlite_file,
 )
+from hpo.storage.opening import open_storage
 from hpo.storage.schema import Tables, tables_of
+from hpo.study.code_record import CodeRecord, code_fix, code_problem
+from hpo.study.config_record import refused_config
 
 _SAID: Final = {
     Tables.MISSING: "has no tables yet: `hpo run` makes them",
@@ -60,6 +67,48 @@ def ask(url: str) -> Answer:
         fix = "put the file on a local disk, or use a server: SQLite's locks work on one machine only"
         return Answer(f"{shown}: {version}, {tables}, on a network file system ({kind})", fix)
     return Answer(f"{shown}: {version}, {tables}")
+
+
+def check_stored(spec: StudySpec) -> list[Finding]:
+    """What a run would meet in the study's database, which is asked as by `ask`.
+
+    Agents of an engine may reach one that this machine does not, and a person may accept what has changed: it is
+    said, and stops nothing.
+    """
+    try:
+        parsed = normalize_url(spec.storage_url)
+    except InputError:  # said with the imports
+        return []
+    file = sqlite_file(parsed)
+    if file is not None and not file.exists():
+        return []
+    try:
+        with explained(parsed):
+            _version(parsed)
+            # Of tables of an earlier version nothing is read: that would bring them up to date.
+            refusals = _refusals(spec) if tables_of(parsed) is Tables.PRESENT else []
+    except StudyError as error:
+        problem, _, fix = str(error).partition("\n  fix: ")
+        return [finding(spec, problem, path="run.storage", fix=fix)]
+    return [as_finding(each) for each in refusals]
+
+
+def _refusals(spec: StudySpec) -> list[InputError]:
+    """Why a run would refuse to resume the study of this name as it is here; none where it would, or begins it."""
+    storage = open_storage(spec.storage_url, create=False)
+    try:
+        study_id = storage.get_study_id_from_name(spec.study.name)
+        stored = storage.get_study_user_attrs(study_id)
+        with storage.engine.connect() as conn:
+            has_begun = bool(ledger.attempts(conn, study_id))
+    except KeyError:  # there is none
+        return []
+    finally:
+        storage.close()
+    found = [refused_config(spec, stored)]
+    if has_begun and (problem := code_problem(CodeRecord.of(stored), code_identity(spec))):
+        found.append(spec.error(problem, path="study.name", fix=code_fix(spec)))
+    return [each for each in found if each is not None]
 
 
 def _new_file(file: Path, shown: str) -> Answer:

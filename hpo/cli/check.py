@@ -164,6 +164,7 @@ class _Checkup:
 
     def _meaning(self) -> list[Finding]:
         from hpo.checks.checks import check_output_dir, check_search
+        from hpo.checks.database_check import check_stored
         from hpo.checks.meaning import check_meaning
         from hpo.trial.resources import devices_elsewhere, study_slots
 
@@ -175,7 +176,7 @@ class _Checkup:
             self.lacking = devices_elsewhere(self.spec)
         if not self.lacking:
             self.slots = study_slots(self.spec)
-        return check_meaning(self.spec)
+        return [*check_meaning(self.spec), *check_stored(self.spec)]
 
     def _preflight(self) -> list[Finding]:
         from hpo.checks.preflight import preflight

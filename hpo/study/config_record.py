@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -53,16 +54,33 @@ def wider_config(spec: StudySpec, study: optuna.Study, *, widen: bool) -> Wideni
     changes = diff_configs(before, now)
     if not changes:
         return None
-    problems = not_wider(spec, before, now)
     if widen:
-        refuse_narrower(spec, problems)
+        refuse_narrower(spec, not_wider(spec, before, now))
         return Widening(stored[HASH_ATTR], widenings(before, now))
-    keep = "" if problems else "keep what was learnt with `hpo run --widen` (in Python `widen=True`), "
-    raise spec.error(
+    raise _other_config(spec, before, now, changes)
+
+
+def refused_config(spec: StudySpec, stored: Mapping[str, Any]) -> InputError | None:
+    """Why a study with these user attributes would be refused, by its config; None where it would not.
+
+    A wider search space is refused unless a person asks for it.
+    """
+    if HASH_ATTR not in stored:  # hpo did not start it, or its creator died: then it has no trials
+        return None
+    before, now = stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config())
+    changes = diff_configs(before, now)
+    return _other_config(spec, before, now, changes) if changes else None
+
+
+def _other_config(
+    spec: StudySpec, before: Mapping[str, Any], now: Mapping[str, Any], changes: Sequence[str]
+) -> InputError:
+    keep = "keep what was learnt with `hpo run --widen` (in Python `widen=True`), "
+    return spec.error(
         f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
         path="study.name",
-        fix=f"{keep}undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or start "
-        f"over after `{_delete_command(spec)}`",
+        fix=f"{'' if not_wider(spec, before, now) else keep}undo the change, give the new study its own name "
+        f"(`study.name={spec.study.name}-2`), or start over after `{_delete_command(spec)}`",
     )
 
 
