@@ -26,7 +26,7 @@ import asyncio
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset, Subset, TensorDataset
 from trainer import Callback
 
 
@@ -36,6 +36,14 @@ NUMPY = {"float32": np.float32, "array": np.asarray, "bool": np.bool_, "row": la
 class Endless(DataLoader):
     def __len__(self):
         raise RuntimeError("it is not known")
+
+
+class Stream(IterableDataset):
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        yield from self.data
 
 
 def load(samples=96, kind="good"):
@@ -57,6 +65,8 @@ def load(samples=96, kind="good"):
     val = TensorDataset(inputs * float("nan"), targets) if kind == "nan_val" else TensorDataset(inputs, targets)
     if kind == "tuples":
         return {name: (inputs, targets) for name in ("train", "val")}
+    if kind == "chained":
+        return {"train": ChainDataset([Stream(TensorDataset(inputs, targets))]), "val": val}
     if kind == "endless":
         return {name: Endless(TensorDataset(inputs, targets), 32) for name in ("train", "val")}
     return {"train": [] if kind == "list" else TensorDataset(inputs, targets), "val": val}
@@ -359,6 +369,10 @@ def test_a_tuple_of_tensors_has_as_many_samples_as_rows(file: Path) -> None:
         [],
         ["a batch of 128 is more than all 96 training samples"],
     ]
+
+
+def test_a_chain_of_streams_has_no_length(file: Path) -> None:
+    assert not tried(file, "data.kind=chained", "loader.batch_size=128").warnings
 
 
 def test_what_does_not_stop_a_trial_is_a_warning(file: Path) -> None:

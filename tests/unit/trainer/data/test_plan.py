@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset, default_collate
 
 from tests.unit.trainer.support import (
     At,
@@ -135,7 +135,7 @@ class TestLengths:
         self, options: dict[str, Any], expected: tuple[int, ...]
     ) -> None:
         trainer = train(Unsized(12), **options)
-        assert progress(trainer) == expected
+        assert progress(trainer) == expected == progress(train(ChainDataset([Unsized(5), Unsized(7)]), **options))
         assert all({"train_loss", "val_loss"} <= metrics.keys() for metrics in trainer.state.history)
         assert trainer.finished
 
