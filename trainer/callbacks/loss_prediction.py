@@ -3,7 +3,7 @@
 import math
 
 from trainer.callback import Callback, TrainerView
-from trainer.checks import check_mode
+from trainer.checks import check_count, check_mode
 from trainer.prediction.final_loss import predict_final_loss
 from trainer.state import Mode
 
@@ -23,17 +23,18 @@ class LossPrediction(Callback):
 
     Args:
         metric: The loss to predict.
-        min_epochs: Epochs before the first prediction.
+        min_epochs: Finished epochs at the first prediction, at least 1.
         mode: ``"min"`` for a loss, ``"max"`` for a metric that should rise.
 
     Raises:
-        ValueError: ``mode`` is neither.
+        ValueError: ``min_epochs`` is no integer of at least 1, or ``mode`` is neither.
     """
 
     priority = 70
     writes = ("predicted_final_loss", "predicted_final_loss_std", "predicted_final_neg_log10")
 
     def __init__(self, metric: str = "val_loss", min_epochs: int = 10, mode: Mode = "min") -> None:
+        check_count("min_epochs", min_epochs)
         check_mode(mode)
         self.metric = metric
         self.min_epochs = min_epochs

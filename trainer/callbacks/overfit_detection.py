@@ -26,6 +26,9 @@ class OverfitDetection(Callback):
     Args:
         warmup_epochs: Epochs that are not looked at.
         window_size: Consecutive changes to look at, at least 1; a larger window raises fewer false alarms.
+
+    Raises:
+        ValueError: A number is out of range.
     """
 
     priority = 75
