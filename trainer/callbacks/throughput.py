@@ -54,7 +54,6 @@ class Throughput(Callback):
             those of the fit's first batch by ``torch.utils.flop_counter``: matrix products, convolutions and
             attention, which is what takes time; what is compiled, or recorded as a CUDA graph, it can't see.
         peak_flops: Operations per second that the device can do at most in the precision that is used.
-
         unit: What is counted beside samples, such as ``"tokens"``.
         count: Takes a batch, returns how many units it has, without reading from the device. None: the elements
             of its first tensor, which for a batch of token ids are its tokens, padding included. In a study file

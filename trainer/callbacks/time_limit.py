@@ -17,10 +17,9 @@ class TimeLimit(Callback):
     """Stops the run with the reason ``"time_limit"`` when its fits have taken ``seconds``.
 
     The time is that of the wall clock from ``on_fit_start`` to the end of the fit, validation and checkpoints
-    included. It is summed over all resumes: a resumed run has what its checkpoint had left, and a fork all
-    of its time. The last epoch is
-    validated and logged like any other, so a run takes longer than ``seconds`` by what is left of a batch, or of
-    an epoch, and the validation.
+    included. It is summed over all resumes: a resumed run has what its checkpoint had left, and a fork all of its
+    time. The last epoch is validated and logged like any other, so a run takes longer than ``seconds`` by what is
+    left of a batch, or of an epoch, and the validation.
 
     Of several processes each looks at its own clock, and the first whose time is used up ends the run of all.
 

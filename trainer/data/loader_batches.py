@@ -23,9 +23,9 @@ class LoaderBatches:
     Its order is made to depend on (seed, epoch) alone: a random sampler without a generator is given one, the
     loader's and the samplers' generators are seeded at each epoch, as are those that the data set, its transforms
     and the collate function hold, and ``set_epoch`` of the samplers and the data set is called where there is such
-    a method. An iterable dataset must draw its order from what that says, from a
-    generator of its own, or before its first item: the global ones serve the model in between. Persistent workers
-    continue the random numbers of the epochs before, which a resumed run has not drawn.
+    a method. An iterable dataset must draw its order from what that says, from a generator of its own, or before
+    its first item: the global ones serve the model in between. Persistent workers continue the random numbers of
+    the epochs before, which a resumed run has not drawn.
 
     Args:
         loader: The DataLoader; with a shard it is one of `loader_of`, or shards itself.
