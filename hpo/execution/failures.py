@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +20,8 @@ from hpo.trial.report import TrialReport
 
 #: This many trials or workers that fail alike before any trial has succeeded stop the study.
 _ALIKE: Final = 3
+#: What a system says of a disk that takes nothing more: so it is with the next trial, however many have succeeded.
+_DISK: Final = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 #: This many deaths for each worker, without a trial finished or paused in between, stop the study.
 _DEATHS: Final = 3
 #: Ends for which the trial is to blame; a lost one's worker died.
@@ -40,6 +44,7 @@ class Failures:
         self._deaths_allowed = max(_DEATHS, opened.spec.run.max_retries + 1) * workers
         self._deaths = 0
         self._succeeded = opened.count(TrialState.COMPLETE, TrialState.PRUNED) > 0 or opened.has_paused()
+        self._for_the_disk = 0
         self._first: dict[str, list[str]] = {"workers": [], "trials": []}
 
     def hear(self, message: Message, log: Path) -> None:
@@ -64,6 +69,8 @@ class Failures:
                 self._trial_failed(message.number, message.reason)
             else:
                 self._succeeded = True
+            if message.outcome == Outcome.COMPLETE or message.paused:  # one may be pruned before it writes
+                self._for_the_disk = 0
 
     def settled(self, trials: Sequence[Settled]) -> None:
         """Take note of trials that were taken from dead workers.
@@ -77,6 +84,13 @@ class Failures:
                 self._trial_failed(trial.number, trial.reason)
 
     def _trial_failed(self, number: int, reason: str) -> None:
+        if any(said in reason for said in _DISK):
+            self._for_the_disk += 1
+        if self._for_the_disk == _ALIKE:
+            raise StudyError(
+                f"{_ALIKE} trials could not write to a disk, and none has got further meanwhile:\n  {reason}\n"
+                "  fix: make room; then requeue them with `hpo retry --failed`, and resume with `hpo run`"
+            )
         folder = self._opened.spec.output_dir / "trials"
         self._failed("trials", reason, f"the log of trial {number} in {folder}")
 

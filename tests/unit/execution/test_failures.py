@@ -52,6 +52,26 @@ def test_the_third_that_fails_alike_ends_the_study(studies: Studies) -> None:
             failures.hear(failed(2), LOG)
 
 
+@pytest.mark.parametrize(
+    "said",
+    ["No space left on device", "Disk quota exceeded", "Read-only file system"],
+    ids=["full", "quota", "read"],
+)
+def test_trials_that_can_not_write_end_a_study_that_has_succeeded(studies: Studies, said: str) -> None:
+    complete, full = TrialReport(0, Outcome.COMPLETE, 0.5, 1, 0.1), f"checkpoint a.pt can't be written: {said}; …"
+    with studies.open(*SCHEDULED) as (view,):
+        failures = Failures(view, 1)
+        hear_all(
+            failures, complete, failed(1, full), failed(2, full), complete, failed(3, full), failed(4), failed(5)
+        )
+        hear_all(
+            failures, TrialReport(9, Outcome.PRUNED, 0.5, 1, 0.1), failed(6, f"OSError: [Errno 28] {said}: '/a'")
+        )
+        with pytest.raises(StudyError, match="3 trials could not write to a disk, and none has got further"):
+            failures.hear(failed(7, full), LOG)
+        hear_all(failures, failed(8, full))
+
+
 def test_trials_that_a_person_has_failed_say_nothing_of_the_study(studies: Studies) -> None:
     with studies.open(*SCHEDULED) as (view,):
         failures = Failures(view, 1)
