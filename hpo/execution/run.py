@@ -70,9 +70,12 @@ def run_study(
     """
 
     def opened() -> OpenStudy:
-        from hpo.study.open_study import start_study
+        from hpo.study.moved import moved_away
+        from hpo.study.open_study import closing_on_error, start_study
 
         study = start_study(spec, accept_code_change=accept_code_change, widen=widen)
+        with closing_on_error(study.storage):
+            study = replace(study, notes=[*study.notes, *moved_away(study)])
         return study if scheduler is None else replace(study, scheduler=scheduler)
 
     return work_on(spec, opened, listen, warn)

@@ -22,7 +22,7 @@ from optuna.trial import TrialState
 
 from hpo.storage import machine
 from hpo.storage.id_lists import in_chunks
-from hpo.storage.optuna_private import TRIALS
+from hpo.storage.optuna_private import REPORTS, TRIALS
 from hpo.storage.pausing import IS_PAUSED
 
 _NAME_LENGTH = 255
@@ -326,6 +326,14 @@ def running_trials(conn: Executor, study_id: int) -> list[RunningTrial]:
     )
     rows = cast("list[tuple[Any, ...]]", conn.execute(query).all())
     return [RunningTrial(row[0], row[1], None if row[2] is None else Attempt._make(row[2:])) for row in rows]
+
+
+def unfinished_with_values(conn: Executor, study_id: int) -> list[int]:
+    """Numbers of a study's trials that have reported values and have not ended, ascending."""
+    unfinished = TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING])
+    query = sa.select(TRIALS.c.number).where(TRIALS.c.study_id == study_id, unfinished)
+    reported = sa.exists().where(REPORTS.c.trial_id == TRIALS.c.trial_id)
+    return [cast("int", row[0]) for row in conn.execute(query.where(reported).order_by(TRIALS.c.number))]
 
 
 def has_paused(conn: Executor, study_id: int) -> bool:
