@@ -72,7 +72,7 @@ def preflight(spec: StudySpec, slots: Sequence[Slot]) -> list[DevicePreflight]:
     found = []
     threads = torch.get_num_threads()
     try:
-        for label in dict.fromkeys(slot.label for slot in slots):
+        for label in dict.fromkeys(slot.label for slot in slots if _is_seen(slot)):
             mine = [slot for slot in slots if slot.label == label]
             torch.set_num_threads(mine[0].threads)
             with contextlib.closing(Peers(builder, mine[0].names)) as peers:
@@ -80,6 +80,12 @@ def preflight(spec: StudySpec, slots: Sequence[Slot]) -> list[DevicePreflight]:
     finally:
         torch.set_num_threads(threads)
     return found
+
+
+def _is_seen(slot: Slot) -> bool:
+    """Whether this process sees the first device: of parts of a GPU (MIG) it sees one, however many are named."""
+    device = torch.device(slot.names[0])
+    return device.type != "cuda" or (device.index or 0) < torch.cuda.device_count()
 
 
 def _on_devices(peers: Peers, space: SearchSpace, slot: Slot, workers: int) -> DevicePreflight:

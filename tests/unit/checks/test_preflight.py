@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hpo.checks import peak_memory
+from hpo.checks import preflight as trying
 from hpo.checks.known_errors import broadcast_in
 from hpo.checks.largest import largest_params
 from hpo.checks.peak_memory import PeakMemory
@@ -348,6 +349,15 @@ def test_the_fix_is_for_what_is_wrong(file: Path, overrides: list[str], path: st
     assert caught.value.path == path
     assert caught.value.fix is not None
     assert fix in caught.value.fix
+
+
+def test_of_parts_of_a_gpu_the_one_that_it_sees_is_tried(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+    monkeypatch.setattr(trying, "_on_devices", lambda _, __, slot, ___: tried.append(slot.label))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    slots = [Slot(f"cuda:{number}", "cuda:0", f"MIG-{number}", 1) for number in range(2)]
+    preflight(load_spec(file), slots)
+    assert tried == ["cuda:0"]
 
 
 def test_a_ctrl_c_ends_it(file: Path) -> None:
