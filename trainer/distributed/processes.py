@@ -39,12 +39,15 @@ _LOGGER: Final = logging.getLogger("trainer")
 _LAST_WORDS: Final = 2.0
 #: How often a process that waits for others looks whether they are still there.
 _LOOK: Final = timedelta(seconds=2)
-#: What a process says at a meeting, of which the highest counts: nothing, that it has decided, or, rank 0 alone,
-#: that it first wants the others' shares of a checkpoint, or of its tensors; where it does not come to a meeting,
-#: that it sends its parts of a split model, or, on the board alone, adds something up; or that it has failed.
-_NOTHING, _DECIDED, SHARES, TENSORS, PARTS, _SUM, FAILED = range(7)
+#: What a process says at a meeting, of which the highest counts: nothing, that it has decided, that it exchanges
+#: something with all, or, rank 0 alone, that it first wants the others' shares of a checkpoint, or of its tensors;
+#: where it does not come to a meeting, that it sends its parts of a split model, or gradients for those of others,
+#: or, on the board alone, adds something up; or that it has failed.
+_NOTHING, _DECIDED, TOGETHER, SHARES, TENSORS, PARTS, GRADIENTS, _SUM, FAILED = range(9)
+#: What all say, or none.
+_OF_ALL: Final = frozenset({TOGETHER, PARTS, GRADIENTS, _SUM})
 #: Bits of what is shown on the board that say that.
-_KIND: Final = 3
+_KIND: Final = 4
 _APART: Final = (
     "the processes are at different places of the run: in one of them a hook has skipped something that it did "
     "not skip in another one, or asked all for something; let hooks do the same in all processes"
@@ -149,7 +152,7 @@ class Processes(Group):
     def from_first(self, make: Callable[[], Any]) -> Any:
         """What ``make`` returns in the process of rank 0, in all processes."""
         packed = torch.empty(0, dtype=torch.uint8) if self.rank else _packed(make())
-        self._meet()
+        self._meet(TOGETHER)
         size = torch.tensor([len(packed)])
         self._finish(self._begun(lambda control: control.broadcast(size, 0)))
         packed = packed if not self.rank else torch.empty(int(size), dtype=torch.uint8)
@@ -159,13 +162,13 @@ class Processes(Group):
     def gather(self, value: Any) -> list[Any]:
         """The value of each process, by rank, in all processes."""
         packed = _packed(value)  # before the others count on it
-        self._meet()
+        self._meet(TOGETHER)
         return self._collected(packed)
 
     def arrive(self) -> None:
         """See `Group.arrive`; what is added up on the host is met for anyway."""
         if self._on_cuda:
-            self._meet()
+            self._meet(TOGETHER)
 
     def other_shares(self) -> Sequence[Any]:
         """What the other processes add to a checkpoint; they are asked at a batch's end, and nowhere else."""
@@ -213,7 +216,7 @@ class Processes(Group):
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Give all processes the values of rank 0."""
-        self._meet()
+        self._meet(TOGETHER)
         for tensor in tensors:
             on_host = tensor.detach().cpu() if tensor.is_cuda else tensor.detach()
             if not on_host.is_contiguous():
@@ -308,8 +311,8 @@ class Processes(Group):
         if highest == FAILED:
             if word != FAILED:
                 raise self._lost()
-        elif min(counts) != max(counts) or (highest in {PARTS, _SUM} and lowest != highest):
-            raise RuntimeError(_UNEVEN if lowest == highest == PARTS else _APART)
+        elif min(counts) != max(counts) or (highest in _OF_ALL and lowest != highest):
+            raise RuntimeError(_UNEVEN if lowest == highest == GRADIENTS else _APART)
         return lowest, highest
 
     def _of_all(self, word: int, count: int) -> tuple[list[int], list[int]]:

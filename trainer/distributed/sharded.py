@@ -14,7 +14,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.optim import Optimizer
 
 from trainer.distributed.group import LostShardsError, Strategy
-from trainer.distributed.processes import FAILED, PARTS, TENSORS, Processes, RankError
+from trainer.distributed.processes import FAILED, GRADIENTS, PARTS, TENSORS, TOGETHER, Processes, RankError
 from trainer.distributed.splitting import check_split, check_splits, recover, split
 from trainer.distributed.tensor_shards import held, is_sharded, replaced, shards_in
 from trainer.step.parts import bare_model
@@ -45,7 +45,7 @@ class Sharded(Processes):
             with super().session(device, share):
                 yield
             return
-        self._meet()  # one that has failed at the end of a fit does not come to what follows
+        self._meet(TOGETHER)  # one that has failed at the end of a fit does not come to what follows
         try:
             yield
         except BaseException as error:
@@ -152,7 +152,7 @@ class Sharded(Processes):
 
     def reduce_scatter(self, found: Tensor, sent: Tensor) -> None:
         """Add up what all send, and keep this process's shard."""
-        self._said(PARTS, sent.numel())
+        self._said(GRADIENTS, sent.numel())
         self._finish(self._begun(lambda control: control._reduce_scatter_base(found, sent)))  # noqa: SLF001
 
 

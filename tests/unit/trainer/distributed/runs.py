@@ -431,15 +431,17 @@ def failing_as_it_evaluates(asking: Sequence[int], strategy: str, *, caught: boo
     return "no error", trainer.state.stop_reason
 
 
-def computing_alone(asking: int, event: str) -> str:
-    """What becomes of a run with a split model which a hook of one rank computes with."""
+def computing_alone(asking: int, event: str, strategy: str = "fsdp") -> str:
+    """What becomes of a run where a hook of one rank computes with a split model, or evaluates a whole one."""
 
     def look(trainer: Any) -> None:
+        if strategy == "ddp":
+            trainer.test(val)
         with torch.no_grad():
             trainer.model(torch.zeros(4, 8))
 
-    alone = At(event, look, lambda t: rank() == asking and t.state.step == 7)
-    trainer, train, val = build("mlp", [alone], strategy="fsdp")
+    alone = At(event, look, lambda t: rank() == asking and t.state.step in {7, 12})
+    trainer, train, val = build("mlp", [alone], strategy=strategy)
     try:
         trainer.fit(train, val)
     except RuntimeError as error:

@@ -137,6 +137,14 @@ def test_what_one_computes_alone_with_a_split_model_ends_all(two: Ranks, asking:
         assert text.endswith("(error, 1)")
 
 
+@pytest.mark.parametrize("asking", [0, 1])
+@pytest.mark.parametrize("event", ["on_train_batch_end", "on_epoch_end"])
+def test_an_evaluation_of_one_alone_ends_all(two: Ranks, asking: int, event: str) -> None:
+    for text in two.values(computing_alone, asking, event, "ddp"):
+        assert "the processes are at different places of the run: in one of them a hook has skipped" in text
+        assert "(error, " in text
+
+
 def test_a_split_model_that_uses_other_parameters_in_each_process_is_an_error_in_all() -> None:
     ranks = Ranks(2)
     try:
@@ -174,9 +182,10 @@ def test_those_that_share_no_memory_end_together_too(two_apart: Ranks) -> None:
     first, second = two_apart.values(failing_as_it_evaluates, [1], "fsdp")
     assert first == ("RankError: rank 1 failed: ZeroDivisionError: no more", "error")
     assert second == ("ZeroDivisionError: no more", "error")
-    first, second = two_apart.values(computing_alone, 0, "on_train_batch_end")
-    assert first == second
-    assert "the processes are at different places of the run" in first
+    for strategy in ("fsdp", "ddp"):
+        first, second = two_apart.values(computing_alone, 0, "on_train_batch_end", strategy)
+        assert first == second
+        assert "the processes are at different places of the run" in first
 
 
 @both
