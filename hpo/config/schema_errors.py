@@ -94,6 +94,8 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
 
 def _around(text: str, kind: str, keys: Keys, example: str) -> str:
     """The fix of a text where a mapping of it is wanted; empty where none is."""
+    if kind == "dict_type" and keys == ("metrics",):
+        return listed_as_keys("metrics", [text.rpartition(".")[2]])
     if kind == "dict_type" and (keys[0] == "metrics" or (is_import_path(text) and TARGET in example)):
         return f"write `{keys[-1]}: {{_target_: {text}}}`"
     if keys == ("trainer", "weights"):
@@ -109,6 +111,16 @@ def as_mapping(section: str, text: str) -> str:
         return ""
     missing = "a space behind the colon" if match[2] == ":" else "a colon behind the key"
     return f"write {missing}: `{match[1]}: {match[3]}`"
+
+
+def listed_as_keys(section: str, entries: list[Any]) -> str:
+    """The fix of a section that is a list, where its entries are to be its keys; else empty."""
+    if entries and all(isinstance(entry, dict) for entry in entries):
+        return f"leave the dashes out: each entry is a key of `{section}`"
+    value = {"callbacks": "true", "metrics": "{_target_: …}"}.get(section)
+    if value is None or not entries or not all(isinstance(entry, str) for entry in entries):
+        return ""
+    return f"write `{section}: {{{', '.join(f'{entry}: {value}' for entry in entries)}}}`"
 
 
 def is_quoted(value: Any, kind: str) -> bool:

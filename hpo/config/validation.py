@@ -11,7 +11,7 @@ from hpo.config.lengths import with_lengths, without_lengths
 from hpo.config.marks import Marks
 from hpo.config.paths import leaves
 from hpo.config.schema import StudyFile
-from hpo.config.schema_errors import as_mapping, explained
+from hpo.config.schema_errors import as_mapping, explained, listed_as_keys
 from hpo.errors import together
 
 #: OmegaConf's own word for a value that is missing.
@@ -43,6 +43,7 @@ def interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
         known = name in StudyFile.model_fields and name != "where"
         if known and (said or isinstance(section, list | int | float)):
             fix = as_mapping(name, section) if isinstance(section, str) else ""
+            fix = listed_as_keys(name, section) if isinstance(section, list) else fix
             raise marks.error("must be a mapping", (name,), value=section, fix=fix or f"write `{name}: {{…}}`")
     if missing := [keys for keys, value in leaves(raw) if value == _MISSING]:
         problem, fix = f"`{_MISSING}` stands for a value that is still missing", "write the value"

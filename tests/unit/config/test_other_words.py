@@ -96,3 +96,22 @@ def test_a_precision_in_the_words_of_another_tool_is_answered_with_ours(
     with pytest.raises(InputError, match=r"trainer\.precision: must be") as refused:
         load_spec(path, [f"trainer.precision={written}"])
     assert refused.value.fix == f"did you mean `{ours}`? choose from: fp32, bf16, fp16"
+
+
+@pytest.mark.parametrize(
+    ("written", "fix"),
+    [
+        ("callbacks=[ema, early_stopping]", "write `callbacks: {ema: true, early_stopping: true}`"),
+        (
+            "callbacks=[{early_stopping: {patience: 3}}]",
+            "leave the dashes out: each entry is a key of `callbacks`",
+        ),
+        ("metrics=[accuracy]", "write `metrics: {accuracy: {_target_: …}}`"),
+        ("metrics=model.accuracy", "write `metrics: {accuracy: {_target_: …}}`"),
+        ("optimizer=[AdamW]", "write `optimizer: {…}`"),
+    ],
+)
+def test_a_list_in_place_of_a_mapping_is_answered_with_its_keys(tmp_path: Path, written: str, fix: str) -> None:
+    with pytest.raises(InputError, match="must be a mapping") as refused:
+        load_spec(make_study(tmp_path), [written])
+    assert refused.value.fix == fix
