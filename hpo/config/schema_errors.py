@@ -77,10 +77,10 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
     words = _WORDS.get(kind, item["msg"]).format(**{"expected": "", **context}).replace("'", "`")
     if owner is StudySection and keys[-1] in _NAMED and words == _WORDS["model_type"]:
         words = "must be a name, or a mapping"
-    fix = f"write {_example(owner, keys)}"
+    off = item["input"] is False and keys in (("study", "pruner"), ("study", "scheduler"))
+    fix = f"write `{keys[-1]}: none`" if off else f"write {_example(owner, keys)}"
     if kind == "literal_error":
-        meant = precision_here(item["input"]) if keys == ("trainer", "precision") else item["input"]
-        fix = suggest_name(meant, re.findall(r"'([^']*)'", context["expected"]), what="choose from")
+        fix = _chosen(keys, item["input"], re.findall(r"'([^']*)'", context["expected"]))
     if kind == "int_type" and isinstance(item["input"], float) and item["input"].is_integer():
         fix = f"write `{keys[-1]}: {int(item['input'])}`"
     if isinstance(item["input"], str):
@@ -90,6 +90,13 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
     if kind == "float_type" and isinstance(item["input"], str) and COMMA.fullmatch(item["input"]):
         words, fix = f"{words}, and holds a comma", with_point(keys[-1], item["input"])
     return marks.error(words, keys, value=item["input"], fix=fix)
+
+
+def _chosen(keys: Keys, written: Any, choices: list[str]) -> str:
+    """The fix of a word that is none of those to choose from; it may be another tool's, or how one begins."""
+    meant = precision_here(written) if keys == ("trainer", "precision") else written
+    begun = [choice for choice in choices if choice.startswith(str(meant).casefold())]
+    return suggest_name(begun[0] if len(begun) == 1 else meant, choices, what="choose from")
 
 
 def _around(text: str, kind: str, keys: Keys, example: str) -> str:

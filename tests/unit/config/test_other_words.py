@@ -115,3 +115,20 @@ def test_a_list_in_place_of_a_mapping_is_answered_with_its_keys(tmp_path: Path, 
     with pytest.raises(InputError, match="must be a mapping") as refused:
         load_spec(make_study(tmp_path), [written])
     assert refused.value.fix == fix
+
+
+@pytest.mark.parametrize(
+    ("written", "fix"),
+    [
+        ("study.direction=min", "did you mean `minimize`? choose from: minimize, maximize"),
+        ("study.direction=max", "did you mean `maximize`? choose from: minimize, maximize"),
+        ("study.pruner=false", "write `pruner: none`"),
+        ("study.scheduler=false", "write `scheduler: none`"),
+    ],
+)
+def test_a_word_that_is_cut_short_and_a_part_that_is_switched_off_are_understood(
+    tmp_path: Path, written: str, fix: str
+) -> None:
+    with pytest.raises(InputError, match="must be") as refused:
+        load_spec(make_study(tmp_path), [written])
+    assert refused.value.fix == fix
