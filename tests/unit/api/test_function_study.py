@@ -31,7 +31,7 @@ def written(function: Any, **given: Any) -> dict[str, Any]:
     return dict(yaml.safe_load(study_of_function(function, **given).yaml()))
 
 
-def test_a_function_becomes_a_study_file_of_its_own(tmp_path: Path) -> None:
+def test_a_function_becomes_a_study_file_of_its_own() -> None:
     config = written(train, search_space=SPACE, metric="score", direction="maximize", n_trials=3)
     study = {"name": "test_function_study-train", "metric": "score", "direction": "maximize", "n_trials": 3}
     assert config["study"] == study

@@ -73,7 +73,7 @@ def test_what_a_person_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["mlflow", "comet"])
-def test_its_variables_are_those_that_the_callback_sets(tmp_path: Path, name: str) -> None:
+def test_its_variables_are_those_that_the_callback_sets(name: str) -> None:
     source = Path(sys.modules[CALLBACKS[name].kind.__module__].__file__ or "").read_text()
     for variable, value in TRACKERS[name].environment.items():
         assert f'os.environ.setdefault("{variable}", "{value}")' in source

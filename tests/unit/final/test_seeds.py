@@ -53,7 +53,7 @@ def weights(path: str | Path) -> dict[str, torch.Tensor]:
     return torch.load(path, weights_only=True)
 
 
-def test_the_interval_is_students(view: OpenStudy) -> None:
+def test_the_interval_is_students() -> None:
     values = [1.0, 2.0, 4.0, 4.5]
     found = estimate(values)
     low, high = stats.t.interval(0.95, 3, loc=2.875, scale=stats.sem(values))

@@ -83,7 +83,7 @@ def test_decisions_are_those_by_whole_trials(
     assert decided == {True, False}
 
 
-def test_in_memory_they_are_optunas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_memory_they_are_optunas() -> None:
     study = optuna.create_study(pruner=RungsPruner(min_resource=1, reduction_factor=2))
     for value in (1.0, 3.0, 0.5):
         trial = study.ask()

@@ -550,9 +550,7 @@ def test_what_mariadb_refuses_for_now_is_waited_for(
     assert text in said
 
 
-def test_a_postgresql_that_only_reads_is_waited_for(
-    postgres_server: DatabaseServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_postgresql_that_only_reads_is_waited_for(postgres_server: DatabaseServer) -> None:
     url = postgres_server.new_database(ready=True)
     make_study(url, 1)
     name = str(sa.make_url(url).database)

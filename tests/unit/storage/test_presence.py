@@ -95,9 +95,7 @@ def test_a_storage_that_closes_and_opens_again_is_at_home(file: Path) -> None:
         storage.check()
 
 
-def test_a_trial_whose_database_is_gone_ends_with_a_checkpoint_and_costs_no_retry(
-    studies: Studies, tmp_path: Path
-) -> None:
+def test_a_trial_whose_database_is_gone_ends_with_a_checkpoint_and_costs_no_retry(studies: Studies) -> None:
     """The last epoch that was trained is the last one written, though its value could not be stored."""
     with studies.open("trainer.max_epochs=6", "run.max_retries=0") as (other,):
         late, request = dying(other), StopRequest()

@@ -282,9 +282,7 @@ def test_weights_are_averaged_once_for_each_step_after_an_error() -> None:
     assert average.state_dict()["updates"] == trainer.state.step == 9
 
 
-def test_a_run_that_fails_before_its_first_batch_goes_on_inside_the_epoch_with_the_same_bits(
-    tmp_path: Any,
-) -> None:
+def test_a_run_that_fails_before_its_first_batch_goes_on_inside_the_epoch_with_the_same_bits() -> None:
     whole, stopped = make_trainer(), make_trainer()
     whole.fit(regression(12), regression(4))
     handle = stopped.callbacks.register(

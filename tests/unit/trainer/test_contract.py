@@ -213,7 +213,7 @@ class TestContract:
         trainer.fit(regression(), regression())
         callback.teardown(trainer)
 
-    def test_declares_what_it_writes(self, name: str, callback: Callback) -> None:
+    def test_declares_what_it_writes(self, callback: Callback) -> None:
         # Some evaluate more often than once an epoch, or call the step themselves.
         losses = {"val": [3.0, 2.0, 2.5, 2.6, 2.7, 2.8, 2.9, 3.0] * 3, "train": [8.0, 7, 6, 5, 4, 3, 2, 1]}
         plain = run_scripted([], **losses, max_epochs=8)

@@ -178,7 +178,7 @@ def test_what_the_table_says_about_each_moment_holds() -> None:
     }
 
 
-def test_the_scheduler_steps_after_this_epochs_learning_rate_was_recorded(tmp_path: Path) -> None:
+def test_the_scheduler_steps_after_this_epochs_learning_rate_was_recorded() -> None:
     trainer = make_trainer(max_epochs=3)
     trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1, gamma=0.5)
     trainer.fit(regression())

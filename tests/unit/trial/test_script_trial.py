@@ -390,7 +390,7 @@ def test_callbacks_of_other_libraries_take_it_as_they_take_a_session(studies: St
         assert run(view, objective).value == 0.25
 
 
-def test_a_fixed_trial_says_which_parameter_is_new(studies: Studies) -> None:
+def test_a_fixed_trial_says_which_parameter_is_new() -> None:
     session: Any = SimpleNamespace(params={"x": 0.5})
     trial = ScriptTrial(session, FixedTrial({"x": 0.5}))
     assert trial.suggest_float("x", 0, 1) == 0.5

@@ -106,7 +106,7 @@ def test_it_computes_what_a_loop_of_torch_alone_does() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_run_stopped_twice_resumes_to_the_same_bits(precision: Any, tmp_path: Any) -> None:
+def test_a_run_stopped_twice_resumes_to_the_same_bits(precision: Any) -> None:
     def run(*stops: int) -> Any:
         checkpoint: Any = None
         for stop in (*stops, 99):
