@@ -14,12 +14,12 @@ from optuna.trial import FrozenTrial
 
 from hpo.config.schema_study import Direction
 from hpo.report.causes import Cause, causes
+from hpo.report.drawable import drawn_text, is_too_large, snapshot
 from hpo.report.edges import Edge, edges
 from hpo.report.grants import Kind, kinds
 from hpo.report.importances import Importances, importances
 from hpo.report.looks import thinned
 from hpo.report.origin import origin
-from hpo.report.snapshot import drawn_text, is_too_large, snapshot
 from hpo.report.timeline import Timeline, Work
 from hpo.storage import ledger
 from hpo.storage.attributes import WIDENED_ATTR

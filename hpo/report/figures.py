@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial
 from optuna.visualization import plot_optimization_history
 
 from hpo.config.schema_study import Direction
+from hpo.report.drawable import drawn_text
 from hpo.report.looks import (
     BLUE,
     GREEN,
@@ -26,7 +27,6 @@ from hpo.report.looks import (
     rounded,
 )
 from hpo.report.search_figures import target_of
-from hpo.report.snapshot import drawn_text
 from hpo.report.timeline import Timeline
 from hpo.storage.pausing import PAUSED
 from hpo.study.outcome import UNFINISHED, Outcome, outcome_of

@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
 from hpo.config.schema_study import Direction
-from hpo.report.snapshot import snapshot
+from hpo.report.drawable import snapshot
 from hpo.study.ranking import is_ranked
 
 #: PED-ANOVA compares the best tenth with all; Optuna asks for at least five trials in that tenth.

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from optuna.trial import FrozenTrial
 from plotly.colors import hex_to_rgb
 
-from hpo.report.snapshot import drawn_text, drawn_value
+from hpo.report.drawable import drawn_text, drawn_value
 from hpo.study.thinning import evenly
 from hpo.wording import parameter
 

@@ -13,6 +13,7 @@ from optuna.exceptions import ExperimentalWarning
 
 from hpo.errors import InputError, StudyError
 from hpo.report.data import StudyReport
+from hpo.report.drawable import snapshot
 from hpo.report.figures import WORK_COLORS, time_unit
 from hpo.report.looks import BLUE, GREY, name_lines, thinned
 from hpo.report.search_figures import (
@@ -24,7 +25,6 @@ from hpo.report.search_figures import (
     target_of,
 )
 from hpo.report.search_sections import MOST_AXES, MOST_CELLS, MOST_LINES
-from hpo.report.snapshot import snapshot
 
 _DPI: Final = 150
 _SIZE: Final = (9.0, 5.0)

@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import plot_contour, plot_parallel_coordinate, plot_pareto_front, plot_slice
 
 from hpo.config.schema_study import Direction
+from hpo.report.drawable import drawn_text
 from hpo.report.looks import (
     BLUE,
     GREY,
@@ -29,7 +30,6 @@ from hpo.report.looks import (
     laid_out,
     rounded,
 )
-from hpo.report.snapshot import drawn_text
 from hpo.study.ranking import is_feasible
 
 #: Yellow is good in it, dark blue bad; it fills the whole figure, and so looks alike on any background.

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from optuna.trial import FrozenTrial
 
 from hpo.report.data import StudyReport
+from hpo.report.drawable import drawn_text, snapshot
 from hpo.report.looks import broken, sampled, thinned
 from hpo.report.markup import Section, by_metric, figure, note, tiles
 from hpo.report.search_figures import (
@@ -26,7 +27,6 @@ from hpo.report.search_figures import (
     slices,
 )
 from hpo.report.sections import ONE_OF_FORKS
-from hpo.report.snapshot import drawn_text, snapshot
 from hpo.wording import count_of
 
 # What a browser draws in time, and an eye can distinguish.

@@ -7,6 +7,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from hpo.report.data import MOST_TRIALS, StudyReport
+from hpo.report.drawable import LARGEST_DRAWN
 from hpo.report.figures import MOST_POINTS, history, learning_curves
 from hpo.report.looks import sampled
 from hpo.report.markup import (
@@ -22,7 +23,6 @@ from hpo.report.markup import (
     table,
     worth_a_look,
 )
-from hpo.report.snapshot import LARGEST_DRAWN
 from hpo.search.auto_sampler import ChosenSampler
 from hpo.study.outcome import UNFINISHED
 from hpo.study.ranking import is_feasible, is_outside, is_ranked

@@ -20,10 +20,10 @@ from optuna.visualization.matplotlib import plot_intermediate_values
 
 from hpo.config.yaml_loader import Loader
 from hpo.report.data import report_data, study_report
+from hpo.report.drawable import snapshot
 from hpo.report.internal_sections import config_section
 from hpo.report.page import page
 from hpo.report.pictures import write_pictures
-from hpo.report.snapshot import snapshot
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.study.open_study import OpenStudy
 from tests.support.commands import STUDY, hpo, hpo_json
