@@ -116,14 +116,14 @@ def _with(read: Callable[..., StudySpec], option: str, text: str) -> StudySpec:
     """The study file with the pruner or scheduler that was typed after an option, which can be made."""
     from hpo.errors import InputError
     from hpo.study.replay_schedulers import checked_scheduler
-    from hpo.study.replay_study import retold, try_out, typed_mapping
+    from hpo.study.replay_study import check_pruner, retold, typed_mapping
 
     other = {"--pruner": "study.scheduler=none", "--scheduler": "study.pruner=none"}[option]
     override = f"study.{option[2:]}={typed_mapping(text, option)}"
     try:
         spec = read(override, other)
         if option == "--pruner":
-            try_out(spec)
+            check_pruner(spec)
         else:
             checked_scheduler(spec)
     except InputError as error:

@@ -63,7 +63,7 @@ def retold(error: InputError, typed: str, option: str) -> InputError:
     return InputError(error.problem, file=COMMAND_LINE, path=f"{option} {typed}", value=value, fix=error.fix)
 
 
-def try_out(spec: StudySpec) -> None:
+def check_pruner(spec: StudySpec) -> None:
     """Build the pruner of a study file and let it decide about some curves.
 
     Raises:
