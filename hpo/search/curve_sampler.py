@@ -34,7 +34,8 @@ class CurveGPSampler(BaseSampler):
         space: Distributions by parameter, each after those that its conditions name.
         conditions: By parameter, the values of others under which it exists.
         seed: The study's seed.
-        n_startup_trials: How many trials must have reported before the model is asked.
+        n_startup_trials: How many trials must have reported before the model is asked, one of them a finite value
+            within the constraints.
         where: What each point satisfies.
         independent_sampler: Draws the values that a point lacks: a person gave the others, or no point is untried.
     """
@@ -72,7 +73,8 @@ class CurveGPSampler(BaseSampler):
         rng = np.random.default_rng((self._seed, _STREAM, trial.number))
         proposals = Proposals(self._encoding, {self._encoding.key(curve.seen.params) for curve in own}, rng)
         params: Mapping[str, Any] | None = None
-        if sum(math.isfinite(curve.last) for curve in known.curves) >= self._startup:
+        reported = [curve for curve in known.curves if curve.steps]
+        if len(reported) >= self._startup and any(math.isfinite(curve.last) for curve in reported):
             # SciPy takes a quarter of a second to import, which opening a study needs not wait for.
             from hpo.search.curve_proposal import proposed
 

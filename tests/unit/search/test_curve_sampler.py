@@ -147,6 +147,18 @@ def test_a_trial_that_diverged_or_violates_a_constraint_is_no_reason_to_come_bac
     assert sum(x >= 0.5 for x in later) > sum(x < 0.5 for x in later)
 
 
+def test_trials_outside_of_the_bounds_teach_from_the_first_one_within_them_on() -> None:
+    """One point in ten is within them: eighty would be drawn evenly until eight are."""
+    study = study_of(4)
+    for _ in range(30):
+        trial, params = draw(study)
+        trial.set_constraint("size", params["x"] - 0.1)
+        trial.report(end_of(params), HORIZON)
+        study.tell(trial, end_of(params))
+    within = [trial.params["x"] <= 0.1 for trial in study.trials]
+    assert sum(within[10:]) > 15, "of twenty"
+
+
 def test_one_that_diverged_within_an_epoch_ends_badly_where_no_length_is_known() -> None:
     study = optuna.create_study()
     for reports, value in (([0.5, 0.2], math.inf), ([0.5, 0.2, math.nan], math.inf), ([], math.inf), ([0.5], 0.5)):
