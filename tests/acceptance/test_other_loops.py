@@ -9,9 +9,13 @@ import pytest
 
 from tests.acceptance.test_own_loop import curves
 from tests.support.commands import hpo, hpo_json
+from tests.support.in_process import workers_in_process
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*isinstance.treespec, LeafSpec.* is deprecated:FutureWarning",
+    "ignore:The `srun` command is available",
+    "ignore:The '.*_dataloader' does not have many workers",
+    "ignore:The number of training batches",
 )
 EPOCHS = 5
 STUDY = """
@@ -185,11 +189,12 @@ def test_a_loop_that_was_moved_over_loses_nothing_to_kills(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     undisturbed = make(tmp_path / "undisturbed", code, metric)
-    hpo("run", undisturbed, "--workers", 1)  # each worker imports the library
+    with workers_in_process():  # each process of a worker imports the library: two seconds of a processor
+        hpo("run", undisturbed, "--workers", 1)
     expected = curves(undisturbed)
     assert [list(curve) for _, _, curve in expected.values()] == [list(range(1, EPOCHS + 1))] * 4
     killed = make(tmp_path / "killed", code, metric)
-    hpo("run", killed, "--workers", 4, "objective.deadly=true")
+    hpo("run", killed, "--workers", 2, "objective.deadly=true")
     assert curves(killed, "objective.deadly=true") == expected
     trials = hpo_json("trials", killed, "objective.deadly=true")
     assert [(each["outcome"], each["epochs"], len(each["internals"]["attempts"])) for each in trials] == [
