@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
+from multiprocessing import Pipe
 from pathlib import Path
 
 import psutil
@@ -73,9 +72,8 @@ def test_an_agent_with_another_config_or_other_code_is_refused(
 def test_an_agent_that_leaves_or_dies_requeues_its_trials(tmp_path: Path, how: str, code: int) -> None:
     loader = "loader.num_workers=1"
     study = begun(tmp_path, loader, *SLOW)
-    command = [sys.executable, "-m", "hpo", "worker", str(study), "--workers", "1", loader, *SLOW]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as agent:
-        assert agent.stdin is not None
+    stdin, ours = Pipe(duplex=False)
+    with start_hpo("worker", study, "--workers", 1, loader, *SLOW, stdin=stdin) as agent, ours:
         wait_until(lambda: saved(study) > 0)
         if how == "SIGKILL":
             agent.kill()
@@ -88,7 +86,7 @@ def test_an_agent_that_leaves_or_dies_requeues_its_trials(tmp_path: Path, how: s
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.send_signal(number)
         else:
-            agent.stdin.close()
+            ours.close()
         assert agent.wait(PATIENCE) == code
     wait_until(lambda: hpo_json("status", study)["running"] == 0)
     (only,) = ledger_of(study)
@@ -104,14 +102,14 @@ def test_a_pipe_that_has_ended_before_an_agent_starts_is_none_that_closes(
 ) -> None:
     """Cron gives such a pipe; an engine's closes as well while the agent is being started."""
     study = begun(tmp_path, "study.n_trials=1")
-    ours, theirs = os.pipe()
-    os.close(theirs)
+    stdin, ours = Pipe(duplex=False)
+    ours.close()
     environment = os.environ if placement is None else {**os.environ, PLACEMENT_ENV: placement}
-    command = [sys.executable, "-m", "hpo", "worker", str(study), "study.n_trials=1", "--leave-when-idle", "1s"]
-    agent = subprocess.run(command, stdin=ours, capture_output=True, text=True, env=environment, check=False)
-    os.close(ours)
-    assert agent.returncode == code, agent.stderr
-    assert ("leaving: the pipe that is standard input has closed" in agent.stderr) is bool(code)
+    command = ("worker", study, "study.n_trials=1", "--leave-when-idle", "1s")
+    agent = start_hpo(*command, environment=environment, stdin=stdin)
+    _, said = agent.communicate()
+    assert agent.returncode == code, said
+    assert ("leaving: the pipe that is standard input has closed" in said) is bool(code)
     assert hpo_json("status", study)["finished"] == finished
 
 
@@ -143,7 +141,7 @@ def test_a_long_checkpoint_after_the_agents_death_is_no_death(
     (tmp_path / "long.py").write_text(LONG)
     study = tmp_path / "study.yaml"
     start_study(load_spec(study)).storage.close()
-    with subprocess.Popen([sys.executable, "-m", "hpo", "worker", str(study)], stderr=subprocess.DEVNULL) as agent:
+    with start_hpo("worker", study) as agent:
         wait_until(lambda: [each for each in ledger_of(study) if each.beat_at > each.started_at])
         agent.kill()
     wait_until(lambda: list(tmp_path.rglob("saving")))

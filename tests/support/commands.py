@@ -189,9 +189,9 @@ def hpo_json(*arguments: object) -> Any:
     return json.loads(hpo(*arguments, "--json").stdout, parse_constant=refuse)
 
 
-def start_hpo(*arguments: object) -> ForkedProgram:
+def start_hpo(*arguments: object, **given: Any) -> ForkedProgram:
     """Start the command in a process and a session of its own, which has its imports from here."""
-    return ForkedProgram(["-m", "hpo", *map(str, arguments)])
+    return ForkedProgram(["-m", "hpo", *map(str, arguments)], **given)
 
 
 def start_program(*arguments: object) -> subprocess.Popen[str]:

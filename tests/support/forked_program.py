@@ -54,6 +54,7 @@ class ForkedProgram:
         words: What follows `python`: `-m` and a module or a script's path, and arguments.
         environment: Its variables in place of this process's.
         terminal: The terminal that it is started on, which is closed here.
+        stdin: Its standard input, likewise; without it, and without a terminal, there is nothing to read.
 
     Attributes:
         pid: Its process, which leads a session of its own.
@@ -67,10 +68,12 @@ class ForkedProgram:
         *,
         environment: Mapping[str, str] | None = None,
         terminal: Connection | None = None,
+        stdin: Connection | None = None,
     ) -> None:
         (out, to_out), (err, to_err) = forked.Pipe(duplex=False), forked.Pipe(duplex=False)
         given = dict(os.environ if environment is None else environment)
         ends = {1: to_out, 2: to_err} if terminal is None else dict.fromkeys((0, 1, 2), terminal)
+        ends |= {0: stdin} if stdin is not None else {}
         self._process = forked.Process(target=_run, args=(words, given, str(Path.cwd()), ends), daemon=True)
         self._process.start()
         for end in {to_out, to_err, *ends.values()}:
@@ -162,8 +165,9 @@ def _run(
         os.dup2(end.fileno(), number)
     for end in ends.values():
         end.close()
+    if os.isatty(1):
+        fcntl.ioctl(1, termios.TIOCSCTTY, 0)
     if 0 in ends:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
