@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import CRAWLING, MODEL, PATIENCE, hpo, hpo_json, make_study, wait_until
+from tests.support.forked_program import ForkedProgram
 
 PLAIN = """
     import hpo
@@ -70,6 +72,18 @@ def python(folder: Path, *arguments: str, code: int = 0) -> subprocess.Completed
     )
     assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def started(folder: Path, text: str) -> ForkedProgram:
+    """A script that runs, where the start of a program is not the point; a warning is an error here, too."""
+    with contextlib.chdir(folder):
+        return ForkedProgram([str(script(folder, f"import warnings\nwarnings.simplefilter('error')\n{text}"))])
+
+
+def printed(program: ForkedProgram) -> str:
+    out, said = program.communicate(PATIENCE)
+    assert program.returncode == 0, f"{out}\n{said}"
+    return out
 
 
 def script(folder: Path, text: str, *, model: str = "") -> Path:
@@ -155,8 +169,7 @@ FUNCTION = """
 
 
 def test_functions_of_a_script_are_studies(tmp_path: Path) -> None:
-    path = script(tmp_path, FUNCTION)
-    lines = python(tmp_path, str(path)).stdout.splitlines()
+    lines = printed(started(tmp_path, textwrap.dedent(FUNCTION))).splitlines()
     assert lines[-2:] == ["3 ['objective.lr'] True", "3 ['x'] True"]
     trials = hpo_json("trials", tmp_path / "train-fit.yaml")
     assert [each["value"] for each in trials] == [
@@ -169,10 +182,8 @@ def test_an_interrupted_script_goes_on_when_it_is_started_again(tmp_path: Path) 
     study = make_study(tmp_path, code=CRAWLING)
     overrides = ["loader.batch_size=1"]
     run = f'hpo.run("study.yaml", {overrides}, workers=2, n_trials=2, progress=False)'
-    path = script(tmp_path, f"import hpo\nprint({run}.outcomes['complete'])\n")
-    process = subprocess.Popen(
-        [sys.executable, str(path)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    text = f"import hpo\nprint({run}.outcomes['complete'])\n"
+    process = started(tmp_path, text)
     try:
         wait_until(lambda: list(tmp_path.glob("runs/tiny/trials/*/attempt-1/metrics.csv")))
         os.kill(process.pid, signal.SIGINT)
@@ -189,7 +200,7 @@ def test_an_interrupted_script_goes_on_when_it_is_started_again(tmp_path: Path) 
     before = _attempts(hpo_json("trials", study, *overrides))
     assert {how for ends in before.values() for how in ends} == {("requeued", "interrupted")}
     (tmp_path / "go").touch()
-    assert python(tmp_path, str(path)).stdout == "2\n"
+    assert printed(started(tmp_path, text)) == "2\n"
     assert _attempts(hpo_json("trials", study, *overrides)) == {
         number: [*before.get(number, []), ("complete", None)] for number in (0, 1)
     }
