@@ -351,7 +351,8 @@ class Study:
             self._used = now * self._plan.workers if self._plan.timed else self._used + 1
             value, true = float(trial.trained.seen[trial.done]), float(trial.trained.true[trial.done])
             trial.values[trial.done + 1] = value
-            self._best = min(self._best, (value, true))
+            if math.isfinite(true):  # one that fails in the end is never the study's best, however well it stood
+                self._best = min(self._best, (value, true))
             self.trace[math.ceil(self._used) - 1 :] = self._best[1]
             self._after(trial, value, now, worker)
         self.trace = regret(self._task, self.trace)
