@@ -5,7 +5,8 @@ come to the end. ``power``: as a power of the epoch. ``noisy``: the same, with m
 accuracy of .99 at most, without noise, as a loss. ``diverging``: learning rates above an edge, which depends on
 the other parameters, end in infinity within ten epochs. ``grokking``: nothing is learnt until late, and then all
 at once. ``overfitting``: losses rise again after an epoch that depends on the pace. ``plateau``: the first loss
-is the last one. ``needle``: nearly all of the space is equal.
+is the last one. ``needle``: nearly all of the space is equal. ``failing``, a kind of its own: as ``power``, and
+three trials in ten fail at an epoch by chance, whatever their parameters.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,6 +45,8 @@ _BRANCHES: Final[Conditions] = {
 }
 #: Points that a landscape's scale is taken from, and that a task's best and median losses are.
 _EVEN = 4000
+#: Share of the trials of ``failing`` that fail.
+_FAILURES: Final = 0.3
 #: Noise of an epoch's loss, in distances of the median from the best, where it is not the usual .02.
 _NOISE: Final = {"noisy": 0.25, "saturating": 0.0, "plateau": 0.0}
 
@@ -118,6 +121,8 @@ class Rugged:
         (true,) = self._losses(self._encoding.point(params)[None])
         noise = named_rng(self.name, seed, sorted(params.items())).normal(size=self.horizon)
         seen = true + _NOISE.get(self._shape, 0.02) * (self.median - self.best) * noise
+        if self._shape == "failing":
+            true, seen = _failing(true, seen, named_rng(self.name, seed, "failure", sorted(params.items())))
         lost = not np.isfinite(true).all()  # it is never the best
         return Trained(seen, np.full(self.horizon, np.inf) if lost else true, 1.0)
 
@@ -136,6 +141,12 @@ class Rugged:
 
 def _power(epochs: Floats, end: Floats, pace: Floats) -> Floats:
     return np.asarray(0.2 + 0.3 * end + 1.6 * (1 + epochs) ** -(0.3 + 0.6 * np.minimum(pace, 2.0)))
+
+
+def _failing(true: Floats, seen: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    at = int(rng.integers(len(true))) if rng.random() < _FAILURES else len(true)
+    ended = np.arange(len(true)) >= at
+    return np.where(ended, np.inf, true), np.where(ended, np.inf, seen)
 
 
 def _saturating(epochs: Floats, end: Floats, pace: Floats) -> Floats:
@@ -177,5 +188,6 @@ _SHAPES: Final[Mapping[str, Callable[[Floats, Floats, Floats], Floats]]] = {
     "overfitting": _overfitting,
     "plateau": _plateau,
     "needle": _needle,
+    "failing": _power,
 }
-SHAPES: Final = (*_SHAPES, "diverging")
+SHAPES: Final = (*(shape for shape in _SHAPES if shape != "failing"), "diverging")

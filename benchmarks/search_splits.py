@@ -33,6 +33,9 @@ def _tasks(kind: str, data: Path | None) -> Iterator[Task]:
         for each in SHAPES:
             yield from (Rugged(each, instance) for instance in range(4))
         return
+    if kind == "failing":
+        yield from (Rugged(kind, instance) for instance in range(4))
+        return
     if kind in _STRUCTURED:
         yield from (Structured(kind, instance) for instance in range(6))
         return
@@ -45,5 +48,6 @@ def _tasks(kind: str, data: Path | None) -> Iterator[Task]:
         yield from (Table(path) for path in sorted((data / "learning_curves").glob("*.npz")))
     else:
         raise SystemExit(
-            f"no tasks are named `{kind}`: there are lc, ce, ts, formula, rugged, choices, branches and layers"
+            f"no tasks are named `{kind}`: there are lc, ce, ts, formula, rugged, failing, choices, branches and "
+            "layers"
         )
