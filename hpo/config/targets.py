@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import re
 import traceback
@@ -117,7 +118,19 @@ class TargetResolver:
         label = public_name(getattr(owner, "__name__", str(owner)))
         known = [item for item in dir(owner) if not item.startswith("_")]
         fix = suggest_name(name, known[:_LISTED] if len(known) <= _LISTED else _close(name, known))
+        if isinstance(owner, ModuleType) and self._stands_for_a_package(label):
+            fix = f"rename `{label}` in {self.folder}: it stands in the place of the installed package"
         raise InputError(f"`{label}` has no `{name}`", value=path, fix=fix)
+
+    def _stands_for_a_package(self, module: str) -> bool:
+        """Whether a module of the folder has the name of an installed package."""
+        if "." in module or not holds_module(self.folder, module):
+            return False
+        try:
+            found = importlib.util.find_spec(module)
+        except ValueError:  # one that was made by hand, such as `__main__`
+            return False
+        return found is not None and not Path(found.origin or self.folder).is_relative_to(self.folder)
 
     def _import(self, name: str, path: str) -> ModuleType | None:
         """Import a module; None when it is this very module that does not exist."""

@@ -754,3 +754,14 @@ def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_written(tm
     with pytest.raises(InputError, match=r"study\.yaml: its path holds bytes that are no text") as refused:
         load_spec(study)
     assert refused.value.fix.startswith("rename the file or folder")
+
+
+def test_a_module_with_the_name_of_an_installed_package_is_said_to_stand_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("here = 1\n")
+    (tmp_path / "mine.py").write_text("here = 1\n")
+    with pytest.raises(InputError, match="`yaml` has no `safe_load`") as refused:
+        TargetResolver(tmp_path).resolve("yaml.safe_load")
+    assert refused.value.fix == f"rename `yaml` in {tmp_path}: it stands in the place of the installed package"
+    with pytest.raises(InputError, match="`mine` has no `there`") as refused:
+        TargetResolver(tmp_path).resolve("mine.there")
+    assert refused.value.fix.endswith("known here: here")
