@@ -122,7 +122,7 @@ def _of_metric(report: StudyReport, metric: str, pyplot: Any) -> Iterator[str]:
     from matplotlib.category import StrCategoryFormatter
     from optuna.visualization import matplotlib as plots
 
-    target: dict[str, Any] = {"target": target_of(report.goals, metric), "target_name": metric}
+    target: dict[str, Any] = {"target": target_of(report.goals, metric), "target_name": _text(metric)}
     plots.plot_optimization_history(_plain(report, report.complete), **target)
     pyplot.gcf().set_size_inches(*_SIZE)
     yield "history"
@@ -177,7 +177,7 @@ def _fronts(report: StudyReport, pyplot: Any) -> Iterator[str]:
 
     study = _plain(report, report.complete)
     for pair in pareto_pairs(report.goals):
-        plots.plot_pareto_front(study, **front_arguments(report.goals, pair, str))
+        plots.plot_pareto_front(study, **front_arguments(report.goals, pair, _text))
         pyplot.gcf().set_size_inches(*_SIZE)
         yield f"front-{'-'.join(pair)}"
 
@@ -187,7 +187,7 @@ def _curves(report: StudyReport, pyplot: Any) -> None:
 
     curves = thinned(report.curves, MOST_LINES)
     axes = plots.plot_intermediate_values(snapshot(curves, report.goals, curves=True))
-    axes.set(xlabel="epoch", ylabel=report.metric)
+    axes.set(xlabel="epoch", ylabel=_text(report.metric))
     axes.locator_params(axis="x", integer=True)  # there is no epoch 2.5
     if len(report.curves) > _MOST_NAMED and (legend := axes.get_legend()) is not None:
         legend.remove()

@@ -285,6 +285,31 @@ def test_metrics_with_a_slash_have_pictures(studies: Studies, tmp_path: Path, sm
     assert {"history-val-loss", "front-val-loss-val-mae"} <= found
 
 
+def test_metrics_that_would_start_a_formula_are_drawn_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goals = {"cost in $": "minimize", "$x_{^$": "maximize"}
+    space = {"a": FloatDistribution(0, 1), "b": FloatDistribution(0, 1)}
+    trials = []
+    for number in range(24):
+        params = {"a": number / 24, "b": number * 7 % 24 / 24}
+        trials.append(create_trial(values=[number + 0.5, -number - 0.5], params=params, distributions=space))
+        trials[-1].number = number
+    shown: dict[str, set[str]] = {}
+
+    def look(figure: Figure, path: Path, **_: object) -> None:
+        figure.canvas.draw()
+        shown[path.name] = {axis.label.get_text() for each in figure.axes for axis in (each.xaxis, each.yaxis)}
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    write_pictures(report_of(trials, goals=goals), tmp_path)
+    curve = trial_of(0, {}, {}, 1.0, curve={1: 2.0, 2: 1.0})
+    write_pictures(report_of([curve], goals={"$x_{^$": "minimize"}), tmp_path)
+    assert {r"cost in \$", r"\$x_{^\$"} <= shown["front-cost in $-$x_{^$.png"]
+    assert all(r"\$x_{^\$" in shown[f"{name}-$x_{{^$.png"] for name in ("history", "slices", "contour"))
+    assert r"\$x_{^\$" in shown["curves.png"]
+
+
 def test_pictures_that_cannot_be_written_are_an_error(studies: Studies, tmp_path: Path) -> None:
     with studies.open(N_TRIALS) as (view,):
         one(view)
