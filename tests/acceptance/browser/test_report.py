@@ -188,6 +188,17 @@ def test_ticked_trials_stand_side_by_side(page: Page, report: Path, console_erro
     assert console_errors == []
 
 
+def test_a_metric_with_markup_in_its_name_is_text_beside_each_curve(
+    page: Page, tmp_path: Path, console_errors: list[str]
+) -> None:
+    trials = [trial_of(0, {}, {}, 1.0, curve={1: 2.0, 2: 1.0})]
+    write_report(report_of(trials, goals={"<b>val</b> loss": "minimize"}), tmp_path / "report.html")
+    shown(page, tmp_path / "report.html")
+    for name in ("curves", "comparison"):
+        assert page.locator(f"#figure-{name} .ytitle").text_content() == "<b>val</b> loss"
+    assert console_errors == []
+
+
 def test_a_thousand_trials_are_sorted_and_compared(page: Page, tmp_path: Path, console_errors: list[str]) -> None:
     space = {"a": FloatDistribution(0, 1)}
     curve = {1: 1.0, 2: 0.5}
