@@ -272,6 +272,19 @@ def test_a_long_name_leaves_room_for_the_values_beside_it(page: Page, tmp_path: 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_remarks_with_a_long_name_fit_a_phone(page: Page, tmp_path: Path) -> None:
+    name = "model." + "a_name_without_an_end_" * 5
+    space = {name: FloatDistribution(0.0, 1.0)}
+    trials = [trial_of(number, {name: 0.001 * number}, space, number) for number in range(5)]  # at the edge
+    trials.append(trial_of(5, {}, {}, 5.0))  # without it
+    write_report(report_of(trials), tmp_path / "report.html")
+    page.set_viewport_size({"width": 390, "height": 844})
+    shown(page, tmp_path / "report.html")
+    assert page.locator("main li", has_text=name).count()
+    assert page.locator("main p", has_text=name).count()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_it_follows_the_light(page: Page, report: Path, console_errors: list[str]) -> None:
     page.emulate_media(color_scheme="light")
     shown(page, report)
