@@ -285,6 +285,24 @@ def test_remarks_with_a_long_name_fit_a_phone(page: Page, tmp_path: Path) -> Non
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+WORDS = """[...document.querySelectorAll(".pairs th")].filter(
+    (each) => /^[a-z]{2,10}$/.test(each.textContent.trim()))"""
+
+
+def test_the_words_beside_values_are_whole_on_a_phone(page: Page, report: Path, front: Path) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path, word in ((report, "sampler"), (front, "objectives")):
+        shown(page, path)
+        lines = page.evaluate(f"""() => {WORDS}.map((each) => {{
+            const text = document.createRange();
+            text.selectNodeContents(each);
+            return [each.textContent.trim(), text.getClientRects().length];
+        }})""")
+        assert [word, 1] in lines
+        assert all(count == 1 for _, count in lines), lines
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_it_follows_the_light(page: Page, report: Path, console_errors: list[str]) -> None:
     page.emulate_media(color_scheme="light")
     shown(page, report)
