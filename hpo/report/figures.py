@@ -105,9 +105,10 @@ def _best_curve(trial: FrozenTrial) -> go.Scatter:
     return go.Scatter(
         x=[step for step, _ in points],
         y=[value for _, value in points],
-        mode="lines",
+        mode="lines" if len(points) > 1 else "lines+markers",  # a line takes two points
         meta="best",
         line={"color": MAGENTA, "width": 3.5},
+        marker={"size": 9},
         name=f"the best: trial {trial.number}",
         hovertemplate=f"trial {trial.number}, the best<br>epoch %{{x}}: %{{y:.6g}}<extra></extra>",
     )

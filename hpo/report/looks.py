@@ -27,7 +27,7 @@ SCALE: Final = (GREY, BLUE, VERMILION)
 #: A loss that spans more than this factor is drawn on a logarithmic axis.
 _WIDE: Final = 100.0
 #: Up to here each whole number, or power of ten, has a tick; on their own, plotly's would fall between them.
-_FEW: Final = 12
+FEW: Final = 12
 #: Decades above which a logarithmic axis has ticks at the powers of ten alone.
 _TICKED: Final = 1.5
 #: A name on an axis that is as long as this is broken; no line of it is longer, a dot at its end aside.
@@ -44,7 +44,7 @@ def laid_out(
         margin={"l": 60, "r": 12, "t": 20, "b": 50},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         hovermode="closest",
-        xaxis={"title": {"text": drawn_text(across)}, "dtick": 1 if whole and last <= _FEW else None},
+        xaxis={"title": {"text": drawn_text(across)}, "dtick": 1 if whole and last <= FEW else None},
         yaxis={"title": {"text": drawn_text(up)}},
     )
     if logarithmic:
@@ -52,7 +52,7 @@ def laid_out(
     for axis, name in ((drawn.layout.xaxis, "x"), (drawn.layout.yaxis, "y")):
         decades = _decades(value for trace in drawn.data for value in trace[name]) if axis.type == "log" else 0
         if decades > _TICKED:
-            axis.dtick = math.ceil(decades / _FEW)
+            axis.dtick = math.ceil(decades / FEW)
     return drawn
 
 

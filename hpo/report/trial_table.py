@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 from hpo.report.data import StudyReport
 from hpo.report.drawable import drawn_text
 from hpo.report.figures import curve_points, is_curve_logarithmic
-from hpo.report.looks import sampled
+from hpo.report.looks import FEW, sampled
 from hpo.report.markup import HEIGHT, Section, comparison, grid, note, trial_table, unfolding
 from hpo.report.timeline import Work
 from hpo.storage.attributes import BEST_ATTR, PREDICTION_ATTR, RUN_ATTR
@@ -102,7 +102,7 @@ def _comparison(report: StudyReport) -> Markup:
     if not curves:
         return comparison(None, None, HEIGHT)
     kind = "log" if is_curve_logarithmic(curves, report.direction) else "linear"
-    axes = {"x": "epoch", "y": drawn_text(report.metric), "type": kind}
+    axes = {"x": "epoch", "y": drawn_text(report.metric), "type": kind, "few": FEW}
     drawn = {trial.number for trial in report.drawn_curves}
     left = [trial for trial in curves if trial.number not in drawn]
     return comparison(axes, _columns(left) if left else None, HEIGHT)

@@ -142,10 +142,11 @@ async function drawComparison(numbers, outcomes) {
     line: {color: inks[index % inks.length], dash: dashes[Math.floor(index / inks.length)], width: 2},
   }));
   const axes = JSON.parse(place.dataset.axes);
+  const last = Math.max(...data.flatMap((each) => each.x));
   const layout = {
     template: template(), dragmode: drag, hovermode: "closest", showlegend: true,
     margin: {l: 60, r: 12, t: 20, b: 50}, legend: {orientation: "h", y: 1.02, yanchor: "bottom", x: 0},
-    xaxis: {title: {text: axes.x}}, yaxis: {title: {text: axes.y}, type: axes.type},
+    xaxis: {title: {text: axes.x}, dtick: last <= axes.few ? 1 : null}, yaxis: {title: {text: axes.y}, type: axes.type},
   };
   await Plotly.react(place, data, layout, settings);
   if (!places.includes(place)) places.push(place);

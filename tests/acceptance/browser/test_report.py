@@ -303,6 +303,19 @@ def test_the_words_beside_values_are_whole_on_a_phone(page: Page, report: Path, 
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+def test_a_best_trial_of_one_epoch_is_seen_and_epochs_are_whole(page: Page, tmp_path: Path) -> None:
+    trials = [trial_of(number, {}, {}, 1.0 + number, curve={1: 1.0 + number}) for number in range(3)]
+    write_report(report_of(trials), tmp_path / "report.html")
+    shown(page, tmp_path / "report.html")
+    best = page.evaluate("document.getElementById('figure-curves').data.at(-1)")
+    assert best["name"] == "the best: trial 0"
+    assert best["mode"] == "lines+markers"
+    for name in ("curves", "comparison"):
+        ticks = page.locator(f"#figure-{name} .xtick").all_text_contents()
+        assert ticks
+        assert all(float(tick).is_integer() for tick in ticks), (name, ticks)
+
+
 def test_it_follows_the_light(page: Page, report: Path, console_errors: list[str]) -> None:
     page.emulate_media(color_scheme="light")
     shown(page, report)
