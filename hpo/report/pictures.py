@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,10 @@ def write_pictures(report: StudyReport, folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _quiet(), pyplot.rc_context():  # Optuna changes the style of all that follows
-            return [_saved(pyplot, folder / _file(name)) for name in _drawn(report, pyplot)]
+            written: list[Path] = []
+            for name in _drawn(report, pyplot):
+                written.append(_saved(pyplot, _free(folder / _file(name), written)))
+            return written
     except OSError as error:
         problem = f"can't be written: {error.strerror or error}"
         fix = "name a folder that you may write to, with `--png DIR`"
@@ -89,6 +93,12 @@ def _quiet() -> Iterator[None]:
 def _file(name: str) -> str:
     """The file of a figure: a metric may be called `val/loss`."""
     return f"{name.replace('/', '-')}.png"
+
+
+def _free(path: Path, written: Sequence[Path]) -> Path:
+    """The path, with a number where another figure has it: `val-loss` is a metric, too."""
+    numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([path], numbered) if each not in written)
 
 
 def _saved(pyplot: Any, path: Path) -> Path:

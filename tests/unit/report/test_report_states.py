@@ -310,6 +310,19 @@ def test_metrics_that_would_start_a_formula_are_drawn_as_they_are(
     assert r"\$x_{^\$" in shown["curves.png"]
 
 
+def test_metrics_whose_files_would_have_one_name_have_a_picture_each(tmp_path: Path, small_pictures: None) -> None:
+    goals = {"val/loss": "minimize", "val-loss": "maximize"}
+    trials = [create_trial(values=[1.0, 2.0]), create_trial(values=[2.0, 1.0])]
+    for number, trial in enumerate(trials):
+        trial.number = number
+    written = write_pictures(report_of(trials, goals=goals), tmp_path)
+    assert [path.name for path in written if "history" in path.name] == [
+        "history-val-loss.png",
+        "history-val-loss-2.png",
+    ]
+    assert len(written) == len(set(written)) == len(list(tmp_path.iterdir()))
+
+
 def test_pictures_that_cannot_be_written_are_an_error(studies: Studies, tmp_path: Path) -> None:
     with studies.open(N_TRIALS) as (view,):
         one(view)
