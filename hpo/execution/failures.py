@@ -86,11 +86,11 @@ class Failures:
     def _trial_failed(self, number: int, reason: str) -> None:
         if any(said in reason for said in _DISK):
             self._for_the_disk += 1
-        if self._for_the_disk == _ALIKE:
-            raise StudyError(
-                f"{_ALIKE} trials could not write to a disk, and none has got further meanwhile:\n  {reason}\n"
-                "  fix: make room; then requeue them with `hpo retry --failed`, and resume with `hpo run`"
-            )
+            if self._for_the_disk == _ALIKE:
+                raise StudyError(
+                    f"{_ALIKE} trials could not write to a disk, and none has got further meanwhile:\n  {reason}\n"
+                    "  fix: make room; then requeue them with `hpo retry --failed`, and resume with `hpo run`"
+                )
         folder = self._opened.spec.output_dir / "trials"
         self._failed("trials", reason, f"the log of trial {number} in {folder}")
 

@@ -69,7 +69,7 @@ def test_trials_that_can_not_write_end_a_study_that_has_succeeded(studies: Studi
         )
         with pytest.raises(StudyError, match="3 trials could not write to a disk, and none has got further"):
             failures.hear(failed(7, full), LOG)
-        hear_all(failures, failed(8, full))
+        hear_all(failures, failed(8), failed(9, full))  # while the study ends
 
 
 def test_trials_that_a_person_has_failed_say_nothing_of_the_study(studies: Studies) -> None:
