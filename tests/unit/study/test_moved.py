@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from hpo.storage import ledger
 from hpo.storage.optuna_private import id_of_trial
 from hpo.study.folders import trial_folder
 from hpo.study.moved import moved_away
+from hpo.study.open_study import OpenStudy
 from tests.support.commands import hpo
 from tests.support.studies import Studies, ask
 
@@ -29,6 +31,22 @@ def test_unfinished_trials_with_values_and_no_folder_are_named(studies: Studies)
         assert moved_away(view)[0].startswith("trial 0 begins again, ")
         trial_folder(view.spec, 0).mkdir()
         assert moved_away(view) == []
+
+
+def test_a_trial_that_is_at_work_elsewhere_does_not_begin_again(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial = id_of_trial(ask(view)[0])
+        view.storage.set_trial_intermediate_value(trial, 1, 0.5)
+        assert moved_away(view) == []
+        _set_owner(view, pid=2**22 + 1)
+        assert moved_away(view)[0].startswith("trial 0 begins again, ")
+        _set_owner(view, host="elsewhere")
+        assert moved_away(view) == []
+
+
+def _set_owner(view: OpenStudy, **values: object) -> None:
+    with view.storage.engine.begin() as conn:
+        conn.execute(ledger.ATTEMPTS.update().values(**values))
 
 
 @pytest.mark.usefixtures("in_process")
