@@ -26,7 +26,7 @@ from trainer.deterministic import DeterministicMode
 from trainer.distributed.by_strategy import group_of_process
 from trainer.distributed.callbacks import callbacks_of
 from trainer.distributed.group import Strategy
-from trainer.distributed.processes import reason_after
+from trainer.distributed.rank_error import reason_after
 from trainer.evaluation import Evaluation
 from trainer.foreign import refuse_flags
 from trainer.metrics.epoch import EpochMetrics

@@ -40,7 +40,7 @@ from trainer.checkpoint.files import CheckpointError
 from trainer.checkpoint.manager import CheckpointWriteError
 from trainer.checkpoint.readable import readable
 from trainer.data import batches
-from trainer.distributed.processes import RankError
+from trainer.distributed.rank_error import RankError
 from trainer.error_text import error_text
 from trainer.metrics.objects import measured_alone, metric_at_work
 from trainer.recorded import MetricError

@@ -31,7 +31,8 @@ from hpo.study.folders import print_error
 from hpo.trial.builder import Builder
 from hpo.trial.mainless import LoneContext
 from hpo.trial.peer import FOR_RANK_0, Done, Ready, Task, Work, serve
-from trainer.distributed.processes import RankError, end_group
+from trainer.distributed.processes import end_group
+from trainer.distributed.rank_error import RankError
 
 #: Seconds that peers may take to end a training that rank 0 has ended.
 _LINGER: Final = 5.0

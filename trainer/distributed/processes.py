@@ -9,10 +9,8 @@ machine, they meet and add up what lies on the host by memory that they share (`
 from __future__ import annotations
 
 import atexit
-import io
 import json
 import logging
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,9 +26,11 @@ from trainer.data.shard import Shard
 from trainer.distributed.board import Board, shared_board
 from trainer.distributed.group import Group, device_of
 from trainer.distributed.local_ranks import has_ended, other_local_ranks, place_of_process
+from trainer.distributed.packing import bytes_of, value_of
+from trainer.distributed.rank_error import RankError
 from trainer.distributed.ranks import is_distributed, local_rank, rank, world_size
 from trainer.error_text import error_text
-from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, TrainState
+from trainer.state import TrainState
 
 logger = logging.getLogger(__name__)
 _LOGGER: Final = logging.getLogger("trainer")
@@ -58,29 +58,6 @@ _UNEVEN: Final = (
 )
 #: What a process that dies may have died of where there is no board that would have shown it.
 _UNSEEN: Final = f"; as these processes share no memory, it may also be that {_APART}"
-
-
-class RankError(RuntimeError):
-    """Another process of the group has failed or died.
-
-    Attributes:
-        rank: Its rank; None where that is not known.
-        reason: Why its run ended, as in ``state.stop_reason``; None where it left no word.
-    """
-
-    def __init__(self, message: str, failed: int | None = None, reason: str | None = None) -> None:
-        super().__init__(message)
-        self.rank = failed
-        self.reason = reason
-
-
-def reason_after(error: BaseException, stop_reason: str | None) -> str:
-    """Why a run ends that an error breaks off; ``stop_reason`` is why it was to end before, if it was."""
-    if isinstance(error, RankError) and error.reason is not None:
-        return error.reason
-    if stop_reason in {DIVERGED, PRUNED}:
-        return stop_reason
-    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
 
 
 class Processes(Group):
@@ -151,17 +128,17 @@ class Processes(Group):
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         """What ``make`` returns in the process of rank 0, in all processes."""
-        packed = torch.empty(0, dtype=torch.uint8) if self.rank else _packed(make())
+        packed = torch.empty(0, dtype=torch.uint8) if self.rank else bytes_of(make())
         self._meet(TOGETHER)
         size = torch.tensor([len(packed)])
         self._finish(self._begun(lambda control: control.broadcast(size, 0)))
         packed = packed if not self.rank else torch.empty(int(size), dtype=torch.uint8)
         self._finish(self._begun(lambda control: control.broadcast(packed, 0)))
-        return _unpacked(packed)
+        return value_of(packed)
 
     def gather(self, value: Any) -> list[Any]:
         """The value of each process, by rank, in all processes."""
-        packed = _packed(value)  # before the others count on it
+        packed = bytes_of(value)  # before the others count on it
         self._meet(TOGETHER)
         return self._collected(packed)
 
@@ -183,10 +160,10 @@ class Processes(Group):
         Args:
             mine: What this process has decided; None: nothing. All processes meet here, whatever they say.
         """
-        packed = None if mine is None else _packed(mine)  # before the others count on it
+        packed = None if mine is None else bytes_of(mine)  # before the others count on it
         if not self._meet(_NOTHING if packed is None else _DECIDED):
             return []
-        return self._collected(_packed(None) if packed is None else packed)
+        return self._collected(bytes_of(None) if packed is None else packed)
 
     def leave(self, error: BaseException | None = None, reason: str | None = None) -> None:
         """See `Group.leave`; not after what has been told to all."""
@@ -337,7 +314,7 @@ class Processes(Group):
 
     def _gathered_now(self, value: Any) -> list[Any]:
         """The value of each process, by rank, where all know that they are there."""
-        return self._collected(_packed(value))
+        return self._collected(bytes_of(value))
 
     def _collected(self, packed: Tensor) -> list[Any]:
         """What each has packed, by rank."""
@@ -348,7 +325,7 @@ class Processes(Group):
         sent[: len(packed)] = packed
         found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
         self._finish(self._begun(lambda control: control.allgather(found, sent)))
-        return [_unpacked(each[: int(size)]) for each, size in zip(found, sizes, strict=True)]
+        return [value_of(each[: int(size)]) for each, size in zip(found, sizes, strict=True)]
 
     def _begun(self, begin: Callable[[Any], Any]) -> Any:
         """Work of the host's group."""
@@ -405,27 +382,6 @@ class Processes(Group):
     def _dead(self) -> list[int]:
         """The ranks of the processes of this machine that have ended."""
         return [rank for rank, process in self._known.items() if has_ended(process)]
-
-
-class _Pickler(pickle.Pickler):
-    """Takes tensors from the host: one that lies on this process's GPU would come there again where it is read."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.device.type != "cpu":
-            return value.detach().cpu().__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # type: ignore[no-untyped-call]
-        return NotImplemented
-
-
-def _packed(value: Any) -> Tensor:
-    """A value as bytes."""
-    file = io.BytesIO()
-    _Pickler(file).dump(value)
-    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
-
-
-def _unpacked(packed: Tensor) -> Any:
-    """The value again; from a process of this run, which is trusted as this one is."""
-    return pickle.loads(packed.numpy().tobytes())
 
 
 def end_group() -> None:

@@ -14,7 +14,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.optim import Optimizer
 
 from trainer.distributed.group import LostShardsError, Strategy
-from trainer.distributed.processes import FAILED, GRADIENTS, PARTS, TENSORS, TOGETHER, Processes, RankError
+from trainer.distributed.processes import FAILED, GRADIENTS, PARTS, TENSORS, TOGETHER, Processes
+from trainer.distributed.rank_error import RankError
 from trainer.distributed.splitting import check_split, check_splits, recover, split
 from trainer.distributed.tensor_shards import held, is_sharded, replaced, shards_in
 from trainer.step.parts import bare_model

@@ -16,7 +16,8 @@ from hpo.trial.builder import Builder
 from hpo.trial.peer import Seat
 from hpo.trial.peers import Peers
 from tests.support.studies import Studies
-from trainer.distributed.processes import Processes, RankError
+from trainer.distributed.processes import Processes
+from trainer.distributed.rank_error import RankError
 from trainer.distributed.ranks import is_described, is_distributed
 
 

@@ -37,7 +37,7 @@ from trainer.callbacks import (
     default_callbacks,
 )
 from trainer.distributed import processes
-from trainer.distributed.processes import RankError
+from trainer.distributed.rank_error import RankError
 from trainer.distributed.ranks import rank, world_size
 from trainer.metrics.epoch import _Accumulator
 from trainer.metrics.whole_set import WholeSet

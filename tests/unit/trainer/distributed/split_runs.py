@@ -15,7 +15,7 @@ from tests.unit.trainer.support import At
 from trainer import Callback
 from trainer.callbacks import EMA, BestWeights, Checkpoint, Freeze, GradientClipping
 from trainer.checkpoint.weights import load_weights
-from trainer.distributed.processes import RankError
+from trainer.distributed.rank_error import RankError
 from trainer.distributed.ranks import rank
 from trainer.rehearsal import rehearse
 

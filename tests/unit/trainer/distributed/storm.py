@@ -19,7 +19,7 @@ from tests.unit.trainer.distributed.ranks import Outcome, Ranks
 from tests.unit.trainer.distributed.runs import PrunedError, build
 from tests.unit.trainer.support import At
 from trainer.callbacks import Checkpoint, NaNDetection
-from trainer.distributed.processes import RankError
+from trainer.distributed.rank_error import RankError
 from trainer.distributed.ranks import rank
 
 Kind = Literal["prune", "nan", "stop", "kill"]

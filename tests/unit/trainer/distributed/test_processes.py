@@ -14,6 +14,7 @@ import torch
 from trainer.distributed import processes
 from trainer.distributed.group import Group
 from trainer.distributed.local_ranks import has_ended
+from trainer.distributed.packing import bytes_of, value_of
 
 
 class _GoneWhenRead:
@@ -50,7 +51,7 @@ class _OnGpu(torch.Tensor):
 
 def test_what_processes_hand_each_other_does_not_name_the_gpu_of_one() -> None:
     value = {"total": torch.ones(2).as_subclass(_OnGpu), "seen": [torch.zeros(1), 3]}
-    found = processes._unpacked(processes._packed(value))
+    found = value_of(bytes_of(value))
     assert type(found["total"]) is torch.Tensor
     assert found["total"].tolist() == [1.0, 1.0]
     assert found["seen"] == [torch.zeros(1), 3]
