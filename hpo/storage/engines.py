@@ -224,6 +224,11 @@ def explained(url: sa.URL) -> Iterator[None]:
         ) from None
     except DatabaseError:
         raise
+    except (AttributeError, TypeError, ValueError) as error:
+        if not url.query:  # what a driver says of options that it does not know, or not with such a value
+            raise
+        problem, fix = f"an option in it can't be used: {first_line(error)}", "correct what follows the `?`"
+        raise InputError(problem, path="storage", value=shown, fix=fix) from error
     except OSError as error:
         raise StudyError(
             f"{shown}: can't open the database: {_cause(error)}\n"

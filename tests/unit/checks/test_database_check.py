@@ -9,6 +9,8 @@ import pytest
 
 from hpo.checks.database_check import check_stored
 from hpo.config.study_modules import forget_modules
+from hpo.errors import InputError
+from hpo.study.open_study import load_study
 from hpo.study.taking import Taker
 from tests.support.commands import MODEL, hpo
 from tests.support.studies import Studies
@@ -74,3 +76,21 @@ def test_a_file_that_is_no_database_is_named(studies: Studies, tmp_path: Path, t
     found = check_stored(studies.spec(f"run.storage=sqlite:///{file}"))
     assert [each.path for each in found] == (["run.storage"] if text else [])
     assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://ann:secret@127.0.0.1:1/x?colour=red",
+        "mysql://ann:secret@127.0.0.1:1/x?connect_timeout=soon",
+        "mysql://ann:secret@127.0.0.1:1/x?charset=none",
+    ],
+    ids=["unknown", "no number", "no charset"],
+)
+def test_an_option_that_the_driver_refuses_is_an_error_in_words(studies: Studies, url: str) -> None:
+    spec = studies.spec(f"run.storage={url}")
+    for opened in (lambda: check_stored(spec), lambda: load_study(spec)):
+        with pytest.raises(InputError, match="an option in it can't be used: ") as said:
+            opened()
+        assert "secret" not in str(said.value)
+        assert said.value.fix == "correct what follows the `?`"
