@@ -42,10 +42,13 @@ def stop(
 
     with load_study(spec) as opened:
         asked = ask_all_to_leave(opened)
-        hosts = f" on {', '.join(sorted({each.host for each in asked}))}" if asked else ""
+        hosts = ", ".join(sorted({each.host for each in asked}))
         with read_by_others():
-            print(f"asked {count_of(len(asked), 'agent')} to leave{hosts}")
-        if wait:
+            if asked:
+                print(f"asked {count_of(len(asked), 'agent')} to leave on {hosts}")
+            else:
+                print(f"no agent is at work on the study {spec.study.name}")
+        if wait and asked:
             _wait(opened, {each.agent_id for each in asked})
             with read_by_others():
                 print("all of them have left")

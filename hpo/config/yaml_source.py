@@ -1,5 +1,6 @@
 """Reads YAML into plain data and remembers the line of every key."""
 
+import difflib
 import math
 import re
 from collections.abc import Iterator
@@ -59,10 +60,11 @@ def read_yaml(path: Path) -> YamlSource:
         line = content[: error.start].count(b"\n") + 1
         raise InputError("is not UTF-8 text", file=path, line=line, fix="save the file as UTF-8") from error
     except FileNotFoundError as error:
-        raise InputError("no such file", file=path, fix="check the path, or the folder you are in") from error
+        fix = _instead_of(path, "check the path, or the folder you are in")
+        raise InputError("no such file", file=path, fix=fix) from error
     except OSError as error:
-        problem = f"can't be read ({error.strerror or error})"
-        raise InputError(problem, file=path, fix="give the path of a readable YAML file") from error
+        fix = _instead_of(path, "give the path of a readable YAML file")
+        raise InputError(f"can't be read ({error.strerror or error})", file=path, fix=fix) from error
     except ValueError as error:  # of the path itself
         fix = "give the path of a YAML file"
         raise InputError(f"is no path of a file ({error})", value=repr(str(path)), fix=fix) from error
@@ -74,6 +76,17 @@ def read_yaml(path: Path) -> YamlSource:
         fix = "write sections such as `study:`, `model:` and `optimizer:` at the top level"
         raise InputError("the top level is not a mapping", file=path, line=1, fix=fix)
     return YamlSource(str(path), data, reader.lines)
+
+
+def _instead_of(path: Path, otherwise: str) -> str:
+    """What to write for a path that is no file: a file there of a name like it, or the only one."""
+    folder, name = (path, "study.yaml") if path.is_dir() else (path.parent, path.name)
+    try:
+        names = sorted(each.name for each in folder.iterdir() if each.suffix in {".yaml", ".yml"})
+    except OSError:  # there is no such folder, or it can't be looked into
+        names = []
+    meant = difflib.get_close_matches(name, names, n=1) or (names if len(names) == 1 else [])
+    return f"did you mean `{folder / meant[0]}`?" if meant and meant != [name] else otherwise
 
 
 def storable(text: str) -> str:

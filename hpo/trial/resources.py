@@ -201,7 +201,7 @@ def _too_few(size: int, gpus: int) -> InputError:
         f"a trial is to train on {size} devices, and there {'is 1 GPU' if gpus == 1 else f'are {gpus} GPUs'}",
         path="trainer.devices",
         value=str(size),
-        fix=f"write at most {gpus}, or `--devices cpu` for {size} processes on the processor",
+        fix=f"write at most {gpus}, or `run.devices=cpu` for {size} processes on the processor",
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpo.config.spec import load_spec
 from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES
-from hpo.config.yaml_source import MAX_BYTES
+from hpo.config.yaml_source import MAX_BYTES, read_yaml
 from hpo.errors import InputError
 from tests.support.commands import STUDY, hpo, make_study
 
@@ -128,3 +128,27 @@ def test_what_a_study_may_well_hold_is_let_pass(tmp_path: Path) -> None:
     assert spec.resolve()["model"]["large"] == float("inf")
     text = "\ufeff" + STUDY + "# " + "x" * (MAX_BYTES - 2_000)
     assert load_spec(make_study(tmp_path, text)).study.name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ("studi.yaml", "did you mean `{folder}/study.yaml`?"),
+        ("", "did you mean `{folder}/study.yaml`?"),
+        ("wholly-other", "check the path, or the folder you are in"),
+        ("nowhere/study.yaml", "check the path, or the folder you are in"),
+    ],
+)
+def test_a_path_that_is_no_file_is_answered_with_one_that_is(tmp_path: Path, given: str, fix: str) -> None:
+    for name in ("study.yaml", "compose.yml"):
+        (tmp_path / name).write_text("study: {}\n")
+    with pytest.raises(InputError) as caught:
+        read_yaml(tmp_path / given)
+    assert caught.value.fix == fix.format(folder=tmp_path)
+
+
+def test_the_only_file_of_a_folder_is_the_one_that_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "digits.yml").write_text("study: {}\n")
+    with pytest.raises(InputError, match=r"no such file") as caught:
+        read_yaml(tmp_path / "study.yaml")
+    assert caught.value.fix == f"did you mean `{tmp_path}/digits.yml`?"
