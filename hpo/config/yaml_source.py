@@ -86,7 +86,7 @@ def _instead_of(path: Path, otherwise: str) -> str:
     except OSError:  # there is no such folder, or it can't be looked into
         names = []
     meant = difflib.get_close_matches(name, names, n=1) or (names if len(names) == 1 else [])
-    return f"did you mean `{folder / meant[0]}`?" if meant and meant != [name] else otherwise
+    return f"did you mean `{folder / meant[0]}`?" if meant and folder / meant[0] != path else otherwise
 
 
 def storable(text: str) -> str:
