@@ -285,13 +285,14 @@ def test_remarks_with_a_long_name_fit_a_phone(page: Page, tmp_path: Path) -> Non
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-WORDS = """[...document.querySelectorAll(".pairs th")].filter(
-    (each) => /^[a-z]{2,10}$/.test(each.textContent.trim()))"""
+#: Short names, and numbers: what is read wrong where it is broken.
+WORDS = """[...document.querySelectorAll(".pairs th, #comparison th, #comparison td")].filter(
+    (each) => /^[a-z.]{2,12}$|^[-+.e0-9]+$/.test(each.textContent.trim()))"""
 
 
-def test_the_words_beside_values_are_whole_on_a_phone(page: Page, report: Path, front: Path) -> None:
+def test_short_names_and_compared_numbers_are_whole_on_a_phone(page: Page, report: Path, front: Path) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
-    for path, word in ((report, "sampler"), (front, "objectives")):
+    for path, word in ((report, "optimizer.lr"), (front, "objectives")):
         shown(page, path)
         lines = page.evaluate(f"""() => {WORDS}.map((each) => {{
             const text = document.createRange();
@@ -299,7 +300,7 @@ def test_the_words_beside_values_are_whole_on_a_phone(page: Page, report: Path, 
             return [each.textContent.trim(), text.getClientRects().length];
         }})""")
         assert [word, 1] in lines
-        assert all(count == 1 for _, count in lines), lines
+        assert [each for each in lines if each[1] != 1] == []
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
