@@ -166,7 +166,8 @@ def edge_section(report: StudyReport) -> Section:
     title = "Parameters at the edge of their range"
     if not report.edges:
         enough = len(report.unrelated) > 1
-        why = "None among the best trials." if enough else "It takes several complete trials to say."
+        needed = "trials on the Pareto front" if report.several else "complete trials"
+        why = "None among the best trials." if enough else f"It takes several {needed} to say."
         return Section("edges", title, note(why))
     remark = (
         "The outermost 5 % of a range count (of its logarithm, where it is searched so), or the last of its "

@@ -270,6 +270,14 @@ def test_the_pictures_are_named_and_are_pictures(studies: Studies, tmp_path: Pat
     assert data["timeline"]["workers"][0]["attempts"] == 4
 
 
+def test_a_front_of_one_trial_says_what_it_takes_to_look_for_edges(small_plotly: None) -> None:
+    trials = [create_trial(values=[float(number), float(number)]) for number in range(5)]
+    for number, trial in enumerate(trials):
+        trial.number = number
+    text = Page(page(report_of(trials, goals={"val_loss": "minimize", "val_mae": "minimize"}))).text
+    assert "It takes several trials on the Pareto front to say." in text
+
+
 SLASHES = """
 study: {name: tiny, n_trials: 2, objectives: {val/loss: minimize, val/mae: minimize}}
 objective: {_target_: parts.mae, outputs: 0, targets: 0}
