@@ -12,7 +12,7 @@ import typer
 from hpo.cli.answers import looked_up, print_json
 from hpo.cli.options import AcceptCodeChange, Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.tables import cell, print_table
-from hpo.console.output import flushed, read_by_others
+from hpo.console.output import UnreadError, flushed, read_by_others
 from hpo.console.slow import slow_steps
 from hpo.errors import InputError, StudyError
 
@@ -263,9 +263,11 @@ def _resumable() -> Iterator[None]:
     try:
         with flushed():
             yield
-    except (KeyboardInterrupt, BrokenPipeError) as error:
+    except (KeyboardInterrupt, UnreadError) as error:
         print("\ninterrupted; the same command resumes it", file=sys.stderr)
         raise KeyboardInterrupt from error
+    except BrokenPipeError as error:  # click would take it for one of standard output, and say nothing
+        raise RuntimeError(f"a pipe of the study's own code broke: {error}") from error
 
 
 def _print_seeds(result: Mapping[str, Any]) -> None:

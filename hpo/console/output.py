@@ -4,10 +4,15 @@ import contextlib
 import errno
 import io
 import os
+import select
 import sys
 from collections.abc import Iterator
 
 from hpo.errors import StudyError
+
+
+class UnreadError(BrokenPipeError):
+    """The reader of standard output, or of standard error, is gone."""
 
 
 def ready_streams() -> None:
@@ -30,15 +35,18 @@ def flushed() -> Iterator[None]:
     """Bring what is printed inside to its reader.
 
     Raises:
-        OSError: There is none any more. What is printed from then on goes nowhere, and Python has nothing to
-            complain of when it exits.
+        OSError: There is none any more; an `UnreadError` where it was a pipe's. What is printed from then on goes
+            nowhere, and Python has nothing to complain of when it exits.
     """
     try:
         yield
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:
+    except OSError as error:
+        is_ours = isinstance(error, BrokenPipeError) and _is_unread()  # a pipe of the study's own may break, too
         _mute_unread()
+        if is_ours:
+            raise UnreadError(*error.args) from error
         raise
 
 
@@ -89,6 +97,14 @@ def _is_of_a_reader(error: OSError) -> bool:
 
 def _unwritable(error: OSError) -> str:
     return f"standard output can't be written: {error.strerror or error}"
+
+
+def _is_unread() -> bool:
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, TypeError, ValueError):  # no file, as in a notebook
+            poll.register(stream, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _mute_unread() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
@@ -516,12 +517,25 @@ def test_a_final_training_without_a_device_of_the_study_is_refused_with_one_that
     assert "; for this training alone add `run.devices=c" in said
 
 
+@pytest.mark.parametrize("buffering", [0, -1], ids=["unbuffered", "buffered"])
 def test_a_final_training_whose_output_has_no_reader_any_more_is_interrupted(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], buffering: int
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), _resumable():
-        raise BrokenPipeError
+    reader, writer = os.pipe()
+    os.close(reader)
+    with io.TextIOWrapper(os.fdopen(writer, "wb", buffering), write_through=True) as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        with pytest.raises(KeyboardInterrupt), _resumable():
+            print("epoch 1", flush=True)
     assert capsys.readouterr().err == "\ninterrupted; the same command resumes it\n"
+
+
+def test_a_pipe_of_the_study_s_own_that_breaks_is_an_error_of_a_final_training(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(RuntimeError, match="a pipe of the study's own code broke: a helper is gone"), _resumable():
+        raise BrokenPipeError("a helper is gone")
+    assert not capfd.readouterr().err
 
 
 def test_a_final_training_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
