@@ -228,7 +228,7 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
         (lambda path: hpo.best_params(None), "study: is an object of NoneType", "give a study file"),
         (lambda path: hpo.run(path, workers=0), "this call: run.workers: must be at least 1", "run.workers"),
         (lambda path: hpo.run(path, timeout="soon"), "this call: run.timeout: is not a duration", '"2h"'),
-        (lambda path: hpo.run(path.parent / "no.yaml"), "", "check the path"),
+        (lambda path: hpo.run(path.parent / "no.yaml"), "", "did you mean `"),
         (lambda path: hpo.run(path, {"search_space": {}}), "this call: search_space: there is nothing", "add for"),
         (lambda path: hpo.best_params(path, trial="first"), "trial: is neither `best` nor a number", "hpo trials"),
         (lambda path: hpo.load_best_model(path, trial=-1), "trial: is neither `best` nor a number", "hpo trials"),
