@@ -1,6 +1,7 @@
 """The errors this package raises for people to read; the command line maps each to its exit code."""
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,8 @@ from typing import Any, Final
 
 #: Characters of a path that are shown.
 _SHOWN: Final = 160
+#: A disk that is full, over its quota or read-only.
+_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 #: What the drivers of databases call a password in a URL's query.
 PASSWORD_KEYS: Final = frozenset({"password", "passwd", "sslpassword", "ssl_key_password"})
 #: A URL's password, in front of its host or in its query.
@@ -169,3 +172,8 @@ class LeaseLostError(StudyError):
 
 class OtherCodeError(StudyError):
     """The study's code is neither that which it was started with nor a change that a person accepted."""
+
+
+def for_the_disk(reason: str) -> bool:
+    """Whether a trial failed for a disk that takes nothing more: so will the next one, however many succeeded."""
+    return any(os.strerror(number) in reason for number in _DISK)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Final
 
 from optuna.trial import TrialState
 
-from hpo.errors import StudyError
+from hpo.errors import StudyError, for_the_disk
 from hpo.execution.messages import Failed, Message
 from hpo.storage.recovery import LOST, Settled, Verdict
 from hpo.study.open_study import OpenStudy
@@ -20,8 +18,6 @@ from hpo.trial.report import TrialReport
 
 #: This many trials or workers that fail alike before any trial has succeeded stop the study.
 _ALIKE: Final = 3
-#: What a system says of a disk that takes nothing more: so it is with the next trial, however many have succeeded.
-_DISK: Final = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 #: This many deaths for each worker, without a trial finished or paused in between, stop the study.
 _DEATHS: Final = 3
 #: Ends for which the trial is to blame; a lost one's worker died.
@@ -84,7 +80,7 @@ class Failures:
                 self._trial_failed(trial.number, trial.reason)
 
     def _trial_failed(self, number: int, reason: str) -> None:
-        if any(said in reason for said in _DISK):
+        if for_the_disk(reason):
             self._for_the_disk += 1
             if self._for_the_disk == _ALIKE:
                 raise StudyError(
