@@ -85,8 +85,9 @@ def check_stored(spec: StudySpec) -> list[Finding]:
     try:
         with explained(parsed):
             _version(parsed)
-            # Of tables of an earlier version nothing is read: that would bring them up to date.
-            refusals = _refusals(spec) if tables_of(parsed) is Tables.PRESENT else []
+            tables = tables_of(parsed)
+        # Of tables of an earlier version nothing is read: that would bring them up to date.
+        refusals = _refusals(spec) if tables is Tables.PRESENT else []
     except StudyError as error:
         problem, _, fix = str(error).partition("\n  fix: ")
         return [finding(spec, problem, path="run.storage", fix=fix)]
@@ -100,7 +101,7 @@ def _refusals(spec: StudySpec) -> list[InputError]:
         study_id = storage.get_study_id_from_name(spec.study.name)
         stored = storage.get_study_user_attrs(study_id)
         with storage.engine.connect() as conn:
-            has_begun = bool(ledger.attempts(conn, study_id))
+            has_begun = ledger.has_begun(conn, study_id)
     except KeyError:  # there is none
         return []
     finally:

@@ -48,7 +48,7 @@ from hpo.trial.place import RunPlace
 from hpo.trial.resources import Slot
 from hpo.wording import listed
 from trainer import Trainer
-from trainer.data.batches import is_batched, pass_length
+from trainer.data.batches import is_batched, known_length
 from trainer.data.sets import first_set
 from trainer.metrics.objects import is_object
 from trainer.state import DIVERGED, best_epoch
@@ -306,7 +306,7 @@ def _check_goals(attempt: Attempt, trainer: Trainer) -> None:
 def _small_data(spec: StudySpec, config: Mapping[str, Any], train: Any) -> list[Finding]:
     """A batch that is larger than the data."""
     data = train[0] if isinstance(train, tuple) else train  # a tuple of tensors has a sample in each row
-    samples = None if is_batched(data) else pass_length(data)
+    samples = None if is_batched(data) else known_length(data)
     entry = spec.search_space.get("loader.batch_size")
     searched = entry is not None
     sizes = [config["loader"]["batch_size"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from trainer import Trainer
-from trainer.data.batches import pass_length
+from trainer.data.batches import known_length
 from trainer.data.limits import FirstBatches, eval_batches
 from trainer.data.sets import each_set
 
@@ -30,5 +30,5 @@ class TriedBatches(FirstBatches):
     @property
     def scale(self) -> float:
         """How many times as long all of them take; 1 if unknown."""
-        length = pass_length(self._batches)
+        length = known_length(self._batches)
         return 1.0 if not length else length / min(length, self._count)

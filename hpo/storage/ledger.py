@@ -336,6 +336,12 @@ def unfinished_with_values(conn: Executor, study_id: int) -> list[int]:
     return [cast("int", row[0]) for row in conn.execute(query.where(reported).order_by(TRIALS.c.number))]
 
 
+def has_begun(conn: Executor, study_id: int) -> bool:
+    """Whether a worker has ever taken a trial of a study."""
+    one = sa.select(ATTEMPTS.c.trial_id).join(TRIALS, TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
+    return conn.execute(one.where(TRIALS.c.study_id == study_id).limit(1)).first() is not None
+
+
 def has_paused(conn: Executor, study_id: int) -> bool:
     """Whether a trial of a study is paused."""
     one = sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.RUNNING)

@@ -319,7 +319,7 @@ def _settle_code(opened: OpenStudy, *, accept: bool) -> list[str]:
 def _has_begun(opened: OpenStudy) -> bool:
     """Whether a worker has ever taken a trial of the study."""
     with opened.storage.engine.connect() as conn:
-        return bool(ledger.attempts(conn, opened.study_id))
+        return ledger.has_begun(conn, opened.study_id)
 
 
 def _show_widened(study: optuna.Study, space: SearchSpace) -> None:

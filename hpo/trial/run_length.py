@@ -16,7 +16,7 @@ from hpo.config.targets import ARGS, TARGET
 from hpo.errors import InputError
 from trainer import BatchOptions
 from trainer.callbacks import BatchSizeSchedule, GradientAccumulation
-from trainer.data.batches import pass_length
+from trainer.data.batches import known_length
 from trainer.data.limits import train_batches
 from trainer.data.plan import Plan
 from trainer.state import TrainState
@@ -93,7 +93,7 @@ def run_length(
     # Tensors on this device have no contents: nothing is copied. What makes batches of them changes no length.
     options = BatchOptions(**{**config["loader"], "collate_fn": None})
     batches = train_batches(train, options, torch.device("meta"))
-    one_pass = pass_length(batches)
+    one_pass = known_length(batches)
     steps = {"batches_per_step": batches_per_step, "drops_last_step": drops_last_step}
     state = _laid_out(plan_of(config, after), one_pass, steps, after)
     whole = Plan(max_epochs=1, validate_every=config["trainer"]["validate_every"])

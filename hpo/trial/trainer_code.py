@@ -24,7 +24,7 @@ from hpo.trial.session import Session
 from hpo.trial.watch import Watch
 from trainer import BatchOptions, Callback, Trainer, declared
 from trainer.callbacks import LossPrediction
-from trainer.data.batches import is_batched, make_batches, pass_length
+from trainer.data.batches import is_batched, known_length, make_batches
 from trainer.recorded import Metrics
 from trainer.state import CONTINUED
 
@@ -96,7 +96,7 @@ class TrainerCode:
         if is_batched(train):
             return "its batches are ready ones, which are not cut"
         one_by_one = make_batches(train, BatchOptions(batch_size=1), torch.device("meta"), train=True)
-        parts = finer(config, self._session.parts, pass_length(one_by_one))
+        parts = finer(config, self._session.parts, known_length(one_by_one))
         return "its batches can't be cut any further" if parts is None else parts
 
     def _prepared(self, session: Session, work: _RankWork) -> tuple[Trainer, Mapping[str, Any]]:

@@ -155,7 +155,7 @@ def make_batches(
     if isinstance(data, tuple) and data and all(isinstance(item, Tensor) for item in data):
         data = TensorDataset(*data)
     data = data if isinstance(data, Dataset) else _with_items(data)
-    if pass_length(data) == 0:
+    if known_length(data) == 0:
         raise ValueError(f"the data set is empty: there is nothing to {'train on' if train else 'evaluate'}")
     # The exact type: a subclass may change what an item is.
     if type(data) is TensorDataset and options.collate_fn is None:
@@ -232,8 +232,8 @@ def _tensor_batches(
     return TensorBatches(data.tensors, options.eval_batch_size, device, shard=shard)
 
 
-def pass_length(data: Any) -> int | None:
-    """Batches of one pass, or samples of what is not batched yet; None where the data does not know."""
+def known_length(data: Any) -> int | None:
+    """How long data or batches are; None where they do not know it, as torch's chains of streams do not."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainer.data.batches import Batches, close_batches, make_batches, pass_length
+from trainer.data.batches import Batches, close_batches, known_length, make_batches
 from trainer.data.moving import map_batch
 from trainer.data.options import BatchOptions, Limit, fraction_of
 from trainer.data.random_state import kept_rng, seed_all
@@ -61,7 +61,7 @@ def limited(batches: Batches, limit: Limit, name: str) -> Batches:
         ValueError: The limit is a fraction of an unknown length.
     """
     if isinstance(limit, float):
-        length = pass_length(batches)
+        length = known_length(batches)
         if length is None:
             raise ValueError(f"{name} is {limit}, but the data has no length: give a number of batches")
         limit = fraction_of(length, limit)
@@ -81,7 +81,7 @@ class FirstBatches:
         self._count = count
 
     def __len__(self) -> int:
-        length = pass_length(self._batches)
+        length = known_length(self._batches)
         if length is None:
             raise TypeError("the data has no length, and may have less than the limit")
         return min(length, self._count)
@@ -139,7 +139,7 @@ class SameBatches:
         self._drawn: list[tuple[Any, bool]] | None = None
 
     def __len__(self) -> int:
-        length = pass_length(self._batches)
+        length = known_length(self._batches)
         return len(self._kept) if length is None else min(length, self._count)
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:  # noqa: ARG002 - one pass is as the other

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainer.data.batches import Batches, TensorBatches, close_batches, is_batched, pass_length
+from trainer.data.batches import Batches, TensorBatches, close_batches, is_batched, known_length
 from trainer.data.limits import FirstBatches, LatestBatches, SameBatches, train_batches
 from trainer.data.loader_batches import LoaderBatches
 from trainer.data.loading import with_own_workers
@@ -196,7 +196,7 @@ class TrainStream:
             isinstance(batches, TensorBatches) or (isinstance(batches, LoaderBatches) and batches.cuttable)
         ):
             return self._state.cut_batches + batches.remaining(samples)
-        return pass_length(batches)
+        return known_length(batches)
 
     def _made(self) -> Batches:
         options = replace(self._options, batch_size=self._size)

@@ -24,7 +24,7 @@ from tests.unit.trainer.support import (
     through_file,
 )
 from trainer import BatchOptions, Trainer
-from trainer.data.batches import TensorBatches, pass_length
+from trainer.data.batches import TensorBatches, known_length
 from trainer.data.limits import limited
 from trainer.data.plan import Plan
 from trainer.runner import CallbackRunner
@@ -179,7 +179,7 @@ class TestLengths:
     def test_a_fraction_of_a_pass_loses_no_batch_to_rounding(self, percent: int) -> None:
         share, batches = percent / 100, TensorBatches((torch.zeros(100),), 1, torch.device("cpu"))
         assert Plan(max_epochs=1, validate_every=share).epoch_batches(100) == percent
-        assert pass_length(limited(batches, share, "limit_train_batches")) == percent
+        assert known_length(limited(batches, share, "limit_train_batches")) == percent
         assert Plan(max_epochs=1, validate_every=share).epoch_batches(150) == max(1, 3 * percent // 2)
 
     def test_an_epoch_may_be_longer_than_a_pass(self) -> None:
