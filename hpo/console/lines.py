@@ -53,7 +53,7 @@ class Reporter:
         where = f"{count_of(len(workers), 'worker')} on {devices}"
         if placed is not None:
             where = f"up to {count_of(placed.most, 'agent')} on {placed.on}"
-        trials = count_of(of, unit.removesuffix("s")) + (f", {done} of them done" if done else "")
+        trials = count_of(of, unit.removesuffix("s")) + (f", {done} done" if done else "")
         with self._output.printing():
             self._say(f"study {spec.study.name}: {trials}, {where}")
             self._say(f"storage {display_url(spec.storage_url)}")
