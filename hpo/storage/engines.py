@@ -74,12 +74,12 @@ def _look_up_driver(url: sa.URL) -> None:
     try:
         url.get_dialect()
     except sa.exc.NoSuchModuleError:
-        shown = display_url(url.render_as_string(hide_password=False))
+        shown = display_url(url)
         problem = f"unknown driver {url.drivername!r}"
         raise InputError(problem, path="storage", value=shown, fix=_EXAMPLES) from None
 
 
-def display_url(url: str) -> str:
+def display_url(url: str | sa.URL) -> str:
     """The URL for people to read: without its password."""
     try:
         parsed = sa.make_url(url)
@@ -213,7 +213,7 @@ def begin_immediate(engine: sa.Engine, intent: WriteIntent) -> None:
 @contextmanager
 def explained(url: sa.URL) -> Iterator[None]:
     """Turn what goes wrong while a database is opened into errors that name the fix."""
-    shown = display_url(url.render_as_string(hide_password=False))
+    shown = display_url(url)
     try:
         yield
     except ImportError as error:

@@ -47,18 +47,11 @@ def tables_of(url: sa.URL, pooler: Path | None = None) -> Tables:
         StudyError: Optuna's tables are of another version.
         DatabaseAwayError: It can't be reached, or not now.
     """
-    engine = sa.create_engine(url, **engine_kwargs(url))
-    tell_outages(engine, display_url(url.render_as_string(hide_password=False)))
-    if pooler is not None:
-        connect_through(engine, pooler)
-    try:
-        with engine.connect() as conn:
-            if not sa.inspect(conn).has_table(CHANGES.name):  # the youngest of our tables
-                return Tables.MISSING
-            revision = _revision(conn)
-            is_outdated = bool(_missing_columns(conn) or tables_of_other_text(conn))
-    finally:
-        engine.dispose()
+    with _connection(url, pooler) as conn:
+        if not sa.inspect(conn).has_table(CHANGES.name):  # the youngest of our tables
+            return Tables.MISSING
+        revision = _revision(conn)
+        is_outdated = bool(_missing_columns(conn) or tables_of_other_text(conn))
     if revision is not None and revision != OPTUNA_REVISION:
         raise _wrong_revision(url, revision)
     if revision is None:
@@ -76,14 +69,9 @@ def refuse_plain_study(url: sa.URL, name: str) -> None:
     Raises:
         PlainStudyError: It is there, and has trials.
     """
-    engine = sa.create_engine(url, **engine_kwargs(url))
-    tell_outages(engine, display_url(url.render_as_string(hide_password=False)))
-    try:
-        with engine.connect() as conn:
-            if sa.inspect(conn).has_table(TRIALS.name) and conn.execute(_PLAIN, {"name": name}).first():
-                raise PlainStudyError(f"the storage has a study named {name} that was not started by `hpo run`")
-    finally:
-        engine.dispose()
+    with _connection(url) as conn:
+        if sa.inspect(conn).has_table(TRIALS.name) and conn.execute(_PLAIN, {"name": name}).first():
+            raise PlainStudyError(f"the storage has a study named {name} that was not started by `hpo run`")
 
 
 _PLAIN: Final = (
@@ -106,9 +94,9 @@ def _revision(conn: sa.Connection) -> str | None:
 
 
 def _wrong_revision(url: sa.URL, revision: str) -> StudyError:
-    shown = display_url(url.render_as_string(hide_password=False))
     return StudyError(
-        f"{shown}: its tables are at version {revision}, Optuna {optuna.__version__} needs {OPTUNA_REVISION}\n"
+        f"{display_url(url)}: its tables are at version {revision}, "
+        f"Optuna {optuna.__version__} needs {OPTUNA_REVISION}\n"
         "  fix: run `optuna storage upgrade --storage URL` if they are older; else install the newer Optuna"
     )
 
@@ -142,19 +130,28 @@ def bring_up_to_date(url: sa.URL) -> None:
         StudyError: This user may not change the tables.
         DatabaseAwayError: It can't be reached now.
     """
-    shown = display_url(url.render_as_string(hide_password=False))
-    engine = sa.create_engine(url, **engine_kwargs(url))
-    tell_outages(engine, shown)
     try:
-        with engine.connect() as conn, _alone(conn):
+        with _connection(url) as conn, _alone(conn):
             _add_columns(conn)
             convert_text(conn)
     except (sa.exc.DBAPIError, DatabaseError) as error:
         raise StudyError(
-            f"{shown}: its tables are of an earlier version of hpo, and can't be changed here: "
+            f"{display_url(url)}: its tables are of an earlier version of hpo, and can't be changed here: "
             f"{first_line(error)}\n"
             "  fix: run `hpo status` once as a user who may change them, where they can be written"
         ) from error
+
+
+@contextmanager
+def _connection(url: sa.URL, pooler: Path | None = None) -> Iterator[sa.Connection]:
+    """A connection by an engine of its own; what says that the database is away is a `DatabaseAwayError`."""
+    engine = sa.create_engine(url, **engine_kwargs(url))
+    tell_outages(engine, display_url(url))
+    if pooler is not None:
+        connect_through(engine, pooler)
+    try:
+        with engine.connect() as conn:
+            yield conn
     finally:
         engine.dispose()
 
