@@ -14,6 +14,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 from optuna.trial import FrozenTrial
+from scipy.special import bdtrc
 
 #: The outermost part of a range of real numbers that counts as its end.
 _OUTERMOST: Final = 0.05
@@ -83,7 +84,8 @@ def _edges_of(name: str, best: Sequence[FrozenTrial]) -> Iterator[Edge]:
             if _reach(distribution, trial.params[name], end) <= share + _ROUNDING:
                 there.append(trial.number)
                 limit = last
-        if len(there) >= _FEWEST and _tail(len(there), len(best), share) <= _CHANCE:
+        # The probability of at least so many there, of a binomial distribution.
+        if len(there) >= _FEWEST and bdtrc(len(there) - 1, len(best), share) <= _CHANCE:
             categorical = isinstance(best[0].distributions[name], CategoricalDistribution)
             yield Edge(name, end, limit, there, len(best), categorical)
 
@@ -118,19 +120,3 @@ def _part(distribution: BaseDistribution, value: Any) -> tuple[float, float]:
     low, high = scale(distribution.low - half), scale(distribution.high + half)
     below, above = ((scale(edge) - low) / (high - low) for edge in (value - half, value + half))
     return below, above
-
-
-def _tail(successes: int, trials: int, share: float) -> float:
-    """The probability of at least so many successes (of a binomial distribution)."""
-    inside, outside = math.log(share), math.log1p(-share)
-    every = math.lgamma(trials + 1)  # in logarithms: the ways to choose from a thousand trials are no float
-    return math.fsum(
-        math.exp(
-            every
-            - math.lgamma(count + 1)
-            - math.lgamma(trials - count + 1)
-            + count * inside
-            + (trials - count) * outside
-        )
-        for count in range(successes, trials + 1)
-    )
