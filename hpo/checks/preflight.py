@@ -41,10 +41,10 @@ from hpo.config.targets import instantiate
 from hpo.errors import InputError
 from hpo.trial.builder import Builder, make_loss
 from hpo.trial.callbacks import CALLBACKS
-from hpo.trial.forks import only_in
 from hpo.trial.peer import Seat
 from hpo.trial.peers import Peers
 from hpo.trial.place import RunPlace
+from hpo.trial.process_forks import only_in
 from hpo.trial.resources import Slot
 from hpo.wording import listed
 from trainer import Trainer

@@ -80,7 +80,7 @@ def _check(spec: StudySpec, channel: Connection[Checked | HpoError, None], here:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who waits for the answer hears it, and ends this process
     os.dup2(2, 1)  # what the study's code prints when it is imported is no line, and no event, of the run
     from hpo.checks.checks import check_study
-    from hpo.trial.forks import only_in
+    from hpo.trial.process_forks import only_in
     from hpo.trial.resources import devices_elsewhere, study_slots
 
     answer: Checked | HpoError

@@ -41,8 +41,8 @@ from hpo.study.folders import print_error
 from hpo.study.open_study import OpenStudy
 from hpo.study.taking import begin
 from hpo.trial.builder import Builder
-from hpo.trial.forks import die_like
 from hpo.trial.peers import Peers
+from hpo.trial.process_forks import die_like
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.session import Session

@@ -20,7 +20,7 @@ from hpo.config.spec import StudySpec
 from hpo.execution.device import DRIVER
 from hpo.study.folders import print_error
 from hpo.trial.builder import Builder
-from hpo.trial.forks import only_in
+from hpo.trial.process_forks import only_in
 from hpo.trial.trainer_code import read_hooks
 from hpo.wording import listed
 

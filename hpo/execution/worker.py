@@ -50,7 +50,7 @@ from hpo.study.folders import print_error, redirect_output
 from hpo.study.open_study import load_study
 from hpo.study.standing import standing_of
 from hpo.study.taking import Taker
-from hpo.trial.forks import die_like
+from hpo.trial.process_forks import die_like
 
 #: Seconds between two questions to a scheduler that says to wait, at first and at most.
 _FIRST_PAUSE: Final = 0.05

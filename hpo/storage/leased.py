@@ -12,10 +12,10 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.errors import LeaseLostError
 from hpo.storage import beats, ledger
 from hpo.storage.deletion import delete_study
-from hpo.storage.forks import refuse_forks
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import REPORTS, TRIALS, id_of_trial, models
 from hpo.storage.outage import patient
+from hpo.storage.process_forks import refuse_forks
 from hpo.storage.reader import ReadingStorage
 
 

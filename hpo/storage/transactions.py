@@ -14,13 +14,13 @@ from optuna.exceptions import StorageInternalError
 from sqlalchemy import orm
 
 from hpo.storage import engines as database
-from hpo.storage.forks import keep_from_forks
 from hpo.storage.guarded import SINGLE
 from hpo.storage.idle import IdlePool
 from hpo.storage.optuna_private import PreparedStorage, scoped_transaction
 from hpo.storage.outage import DatabaseAwayError, Patience, first_line, tell_outages
 from hpo.storage.pooler import connect_through
 from hpo.storage.presence import watch_file
+from hpo.storage.process_forks import keep_from_forks
 
 
 class _Intent(threading.local):

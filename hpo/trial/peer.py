@@ -22,7 +22,7 @@ from hpo.study.folders import print_error, redirect_output
 from hpo.study.outcome import Outcome
 from hpo.trial.builder import Builder
 from hpo.trial.failure import failure_outcome, is_device_memory
-from hpo.trial.forks import only_in
+from hpo.trial.process_forks import only_in
 from trainer.error_text import error_text, traceback_text
 
 #: Signals that are meant for rank 0, whom its peers follow.

@@ -47,7 +47,7 @@ from hpo.trial.artifacts import keep_artifacts
 from hpo.trial.checkpoints import Checkpoints, Source, checkpoint_of_epoch
 from hpo.trial.end import Failure, TrialEnd
 from hpo.trial.failure import failure_outcome, is_device_memory
-from hpo.trial.forks import only_in
+from hpo.trial.process_forks import only_in
 from hpo.trial.report import TrialReport
 from hpo.trial.reports import GatheredReports, LateReports, Reports
 from hpo.trial.session import Session

@@ -19,7 +19,7 @@ from hpo.storage.outage import DatabaseError
 from hpo.study.folders import print_notice
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.epoch_errors import out_of_turn, saved_early, without_name
-from hpo.trial.forks import end_fork
+from hpo.trial.process_forks import end_fork
 from hpo.trial.reports import Reports
 from hpo.trial.stopping import StopRequest
 from trainer.checkpoint.readable import readable

@@ -18,8 +18,8 @@ from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver, instantiate
 from hpo.errors import StudyError
 from hpo.study.folders import print_notice
-from hpo.trial.forks import only_in
 from hpo.trial.named_in import draws_parameters
+from hpo.trial.process_forks import only_in
 from hpo.trial.script_trial import ScriptTrial
 from hpo.trial.session import Session, TrainingStoppedError
 from hpo.wording import count_of, listed

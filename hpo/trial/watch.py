@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpo.trial.forks import end_fork
+from hpo.trial.process_forks import end_fork
 from hpo.trial.session import Session
 from trainer.callback import Callback, TrainerView
 from trainer.state import INTERRUPTED

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from hpo.errors import ForkedProcessError
 from hpo.storage.ledger import Owner
 from hpo.study.outcome import Outcome
-from hpo.trial.forks import only_in
+from hpo.trial.process_forks import only_in
 from hpo.trial.report import TrialReport
 from tests.support.attempts import run, stored
 from tests.support.commands import STUDY
