@@ -19,7 +19,7 @@ def samples_in(batch: Any) -> int:
     Raises:
         ValueError: Nothing tells how many there are.
     """
-    length = known_length(batch)
+    length = known_samples(batch)
     if length is None:
         raise ValueError(
             f"a batch is a {type(batch).__name__} that does not say how many samples it holds, and its loss "
@@ -31,11 +31,11 @@ def samples_in(batch: Any) -> int:
 
 def batch_length(batch: Any) -> int:
     """Samples in a batch; 1 where nothing tells."""
-    length = known_length(batch)
+    length = known_samples(batch)
     return 1 if length is None else length
 
 
-def known_length(batch: Any) -> int | None:
+def known_samples(batch: Any) -> int | None:
     """Samples in a batch; None where nothing tells.
 
     A tensor that comes first tells by its first dimension, then a pair's targets. Else the tensors tell where all
@@ -94,7 +94,7 @@ def _by_elements(batch: Any, elements: Sequence[Any]) -> int | None:
     if len(entries) == 1:
         return entries.pop()
     telling = (element for element in elements if isinstance(element, Mapping) or _is_array(element))
-    return next((length for element in telling if (length := known_length(element)) is not None), None)
+    return next((length for element in telling if (length := known_samples(element)) is not None), None)
 
 
 def _are_samples(items: Sequence[Any]) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
-from trainer.data.lengths import known_length, samples_in
+from trainer.data.lengths import known_samples, samples_in
 from trainer.state import BACKWARD, BATCH, ZERO_GRAD
 from trainer.step.optimizer_step import OptimizerStep
 from trainer.step.parts import is_compiled
@@ -164,7 +164,7 @@ class Compute(OptimizerStep):
         state = self._trainer.state
         if state.absent:
             return 0.0
-        length = known_length(state.batch)
+        length = known_samples(state.batch)
         if length is None and state.weight is not None:
             return state.weight
         return float(samples_in(state.batch) if length is None else length)

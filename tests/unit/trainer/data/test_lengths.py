@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import Dataset
 
 from trainer import BatchOptions, Trainer
-from trainer.data.lengths import batch_length, known_length, samples_in
+from trainer.data.lengths import batch_length, known_samples, samples_in
 
 #: The lengths of six sequences, and their classes.
 LENGTHS = (1, 1, 1, 1, 9, 9)
@@ -88,12 +88,12 @@ def boxes(*counts: int) -> list[dict[str, Tensor]]:
     ],
 )
 def test_the_length_of_a_batch(batch: Any, length: int) -> None:
-    assert known_length(batch) == batch_length(batch) == samples_in(batch) == length
+    assert known_samples(batch) == batch_length(batch) == samples_in(batch) == length
 
 
 @pytest.mark.parametrize("batch", [Opaque(), Opaque(torch.zeros(9), torch.zeros(4)), (Opaque(), Opaque())])
 def test_what_does_not_tell_is_an_error_that_names_the_weight(batch: Any) -> None:
-    assert known_length(batch) is None
+    assert known_samples(batch) is None
     assert batch_length(batch) == 1
     with pytest.raises(ValueError, match=r"is a (Opaque|tuple) that does not say .* step return 'weight'"):
         samples_in(batch)
