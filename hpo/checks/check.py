@@ -1,7 +1,7 @@
 """Checks a study's import paths and arguments against the code they name, before anything runs."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.config.targets import ARGS, HYDRA_KEYS, PARTIAL, RECURSIVE, TARGET, TargetResolver, is_refused
 from hpo.errors import InputError, collected, together
+from hpo.trial.callbacks import offered_callbacks
 from hpo.trial.training_code import SESSION
 from trainer.step.groups import PARAMETERS
 
@@ -43,14 +44,11 @@ _SUPPLIED_TO_FUNCTIONS = {
 }
 
 
-def check_spec(
-    spec: StudySpec, *, callbacks: Mapping[str, Callable[..., Any]] | None = None, search: bool = True
-) -> list[Finding]:
+def check_spec(spec: StudySpec, *, search: bool = True) -> list[Finding]:
     """Import every target, and check arguments and search paths against the signatures.
 
     Args:
         spec: The study.
-        callbacks: The callbacks that go by a short name; without it their arguments stay unchecked.
         search: Also check what the search space may set; otherwise the base config must be complete alone.
 
     Returns:
@@ -60,8 +58,8 @@ def check_spec(
         InputError: A target can't be imported, or does not fit its arguments.
     """
     space = SearchSpace.from_spec(spec) if search else None
-    checker = _Checker(spec, TargetResolver(spec.folder), space, dict(callbacks or {}))
-    checker.check(known_callbacks=callbacks is not None)
+    checker = _Checker(spec, TargetResolver(spec.folder), space, offered_callbacks())
+    checker.check()
     errors = [*once(checker.errors), *(check_room(spec, space) if space else ())]
     if errors:
         raise together(errors)
@@ -90,13 +88,12 @@ class _Checker:
     warnings: list[Finding] = field(default_factory=list)
     errors: list[InputError] = field(default_factory=list)
 
-    def check(self, *, known_callbacks: bool) -> None:
+    def check(self) -> None:
         nodes = self._nodes()
-        if known_callbacks:
-            self._check_callback_names()
+        self._check_callback_names()
         for path in self.space.params if self.space else ():
             with collected(self.errors):
-                self._attach(path, nodes, known_callbacks=known_callbacks)
+                self._attach(path, nodes)
         for node in nodes.values():
             with collected(self.errors):
                 self._check_node(node)
@@ -127,7 +124,7 @@ class _Checker:
                 path = join_path(("callbacks", name))
                 self.errors.append(self.spec.error("unknown callback", path=path, fix=fix))
 
-    def _attach(self, path: str, nodes: dict[Keys, _Node], *, known_callbacks: bool) -> None:
+    def _attach(self, path: str, nodes: dict[Keys, _Node]) -> None:
         """Give a search entry to the nearest node above its path; it must exist elsewhere otherwise."""
         keys = split_path(path)
         missing = object()
@@ -135,8 +132,7 @@ class _Checker:
             if keys[:depth] in nodes:
                 nodes[keys[:depth]].searched.append(path)
                 return
-        exists = lookup(self.spec.base_config(), keys, missing) is not missing
-        if exists or (keys[0] == "callbacks" and not known_callbacks):
+        if lookup(self.spec.base_config(), keys, missing) is not missing:
             return
         fix = f"give `{join_path(keys[:-1])}` a `_target_` that takes `{keys[-1]}`, or correct the path"
         if keys[0] == "callbacks" and len(keys) > 1:

@@ -29,7 +29,7 @@ from hpo.config.targets import TARGET
 from hpo.errors import InputError, collected, each_error, together
 from hpo.storage.engines import normalize_url
 from hpo.study.open_study import start_study
-from hpo.trial.callbacks import CALLBACKS, offered_callbacks
+from hpo.trial.callbacks import CALLBACKS
 
 
 def check_study(spec: StudySpec, *, search: bool = True) -> list[Finding]:
@@ -84,7 +84,7 @@ def check_imports(spec: StudySpec, *, search: bool = True) -> list[Finding]:
     found: list[Finding] = []
     errors: list[InputError] = []
     with collected(errors):
-        found += check_spec(spec, callbacks=offered_callbacks(), search=search)
+        found += check_spec(spec, search=search)
     broken = {place for error in errors for place in _places_of(error)}
     if spec.config.objective is None:
         found += _check_trainer(spec, broken, errors, search=search)

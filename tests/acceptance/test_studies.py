@@ -18,7 +18,6 @@ from hpo.checks.check_metrics import check_metric
 from hpo.config.spec import load_spec
 from hpo.config.targets import TargetResolver
 from hpo.errors import InputError
-from hpo.trial.callbacks import offered_callbacks
 from tests.support.commands import hpo, hpo_json
 
 FOLDER = Path(__file__).parents[2] / "studies"
@@ -50,7 +49,7 @@ def test_there_are_studies_and_each_has_a_readme() -> None:
 @every_study
 def test_a_study_fits_the_code_that_it_names(study: Path) -> None:
     spec = load_spec(study, require_search_space=True)
-    assert check_spec(spec, callbacks=offered_callbacks()) == []
+    assert check_spec(spec) == []
     errors: list[InputError] = []
     check_metric(spec, check_callbacks(spec, (), errors)[0])
     assert not errors

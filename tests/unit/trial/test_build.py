@@ -16,7 +16,7 @@ from hpo.checks.check_metrics import check_metric
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError, together
 from hpo.trial.builder import Builder, make_loss
-from hpo.trial.callbacks import CALLBACKS, offered_callbacks
+from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.place import RunPlace
 from hpo.trial.run_length import Progress
 from tests.support import mlflow_store
@@ -109,7 +109,7 @@ def callbacks_checked(spec: StudySpec) -> set[str]:
 
 def check(spec: StudySpec) -> None:
     """What `hpo run` checks before anything starts."""
-    check_spec(spec, callbacks=offered_callbacks())
+    check_spec(spec)
     check_metric(spec, callbacks_checked(spec))
 
 
