@@ -37,7 +37,7 @@ class Seat:
         rank: Its number, from 1.
         device: Where it trains.
         folder: Where it may write; rank 0 and other peers have other folders.
-        ready: To be called once its trainer is built: all go on together from there.
+        ready: To be called once its trainer is built: all continue together from there.
     """
 
     rank: int

@@ -68,7 +68,7 @@ class MetricSaver(Callback):
         self._latest: dict[str, float] = {}
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Go on behind the step up to which there are files; one that is due since then is still to come."""
+        """Resume behind the step up to which there are files; one that is due since then is still to come."""
         step = trainer.state.step
         looked = None if trainer.state.is_new else self._looked
         self._looked = step if looked is None else min(looked, step)

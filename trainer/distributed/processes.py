@@ -329,7 +329,7 @@ class Processes(Group):
 
     def _begun(self, begin: Callable[[Any], Any]) -> Any:
         """Work of the host's group."""
-        if self._control is None:  # this process has failed, and a hook of its end wants to go on
+        if self._control is None:  # this process has failed, and a hook of its end wants to continue
             raise self._lost()
         try:
             return begin(self._control)
