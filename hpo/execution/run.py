@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hpo.checks.findings import Finding
     from hpo.execution.messages import Heard, Placed
     from hpo.execution.supervisor import Ending
-    from hpo.search.schedulers.scheduler import Scheduler
     from hpo.study.open_study import OpenStudy
     from hpo.trial.resources import Slot
 
@@ -48,7 +47,6 @@ def run_study(
     *,
     accept_code_change: bool = False,
     widen: bool = False,
-    scheduler: Scheduler | None = None,
 ) -> Ending:
     """Bring a study's trials to their end, with workers on this machine.
 
@@ -58,7 +56,6 @@ def run_study(
         warn: Called with what the checks find that stops nothing.
         accept_code_change: Continue a study whose code has changed since it was started.
         widen: Continue a study whose search space has been widened since.
-        scheduler: Decides which trials run, and for how long; None: the study's pruner does.
 
     Returns:
         Why it ended.
@@ -75,8 +72,7 @@ def run_study(
 
         study = start_study(spec, accept_code_change=accept_code_change, widen=widen)
         with closing_on_error(study.storage):
-            study = replace(study, notes=[*study.notes, *moved_away(study)])
-        return study if scheduler is None else replace(study, scheduler=scheduler)
+            return replace(study, notes=[*study.notes, *moved_away(study)])
 
     return work_on(spec, opened, listen, warn)
 
@@ -163,8 +159,8 @@ def _supervised(
     listener: Listener,
     slots: list[Slot],
     leave_when_idle: float | None,
-    stop_seen: str | None = None,
-    placement: str = "",
+    stop_seen: str | None,
+    placement: str,
 ) -> Ending:
     from hpo.execution.launchers.local import LocalLauncher
     from hpo.execution.messages import Notice

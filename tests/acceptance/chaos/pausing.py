@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import optuna
 
 from hpo.cli.app import main
-from hpo.execution import run
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Standing, Wait
+from hpo.study import open_study
 
 
 @dataclass(frozen=True)
@@ -44,5 +43,5 @@ class PauseOften(PrunerScheduler):
 if __name__ == "__main__":
     from tests.acceptance.chaos.pausing import PauseOften as Scheduler  # by the name under which workers find it
 
-    run.run_study = partial(run.run_study, scheduler=Scheduler())
+    open_study.make_scheduler = lambda _: Scheduler()
     main()

@@ -43,5 +43,5 @@ def test_workers_beside_another_agents_are_known_by_their_own_numbers(studies: S
             joining = Joining("", "cpu", 3, "code", "config", "mark", 60.0)
             write_mark(view.spec, agents.register(session, view.study_id, Owner.current(), joining))
         begun = Begun()
-        _supervised(view, begun, [Slot("cpu", "cpu", None, 1)] * 2, None)
+        _supervised(view, begun, [Slot("cpu", "cpu", None, 1)] * 2, None, None, "")
         assert begun.labels == ["worker-4", "worker-5"]
