@@ -13,13 +13,14 @@ def is_several(node: Any) -> bool:
     return isinstance(node, Mapping) and TARGET not in node and any(_has_target(each) for each in node.values())
 
 
-def each_in(section: str, node: Mapping[str, Any] | None) -> dict[tuple[str, ...], Mapping[str, Any]]:
-    """The node of each thing in a section, by the keys that lead to it; nothing in a section that is not there."""
+def lr_schedulers(config: Mapping[str, Any]) -> dict[tuple[str, ...], Mapping[str, Any]]:
+    """The node of each learning-rate scheduler in a config, by the keys that lead to it."""
+    node = config["lr_scheduler"]
     if node is None:
         return {}
     if is_several(node):
-        return {(section, name): each for name, each in node.items()}
-    return {(section,): node}
+        return {("lr_scheduler", name): each for name, each in node.items()}
+    return {("lr_scheduler",): node}
 
 
 def _has_target(node: Any) -> bool:

@@ -165,10 +165,11 @@ class StudySpec:
         """What the file has for a value of `trainer`, without spaces inside the braces of interpolations."""
         return _INNER_SPACE.sub("", str((self._raw.get("trainer") or {}).get(name)))
 
-    def is_fixed(self, section: str) -> bool:
-        """Whether a section is the same for every trial: nothing of it is searched, and nothing interpolated."""
-        searched = any(split_path(path)[0] == section for path in self.search_space)
-        return not searched and "${" not in json.dumps(self._raw.get(section), default=str)
+    @property
+    def has_same_data(self) -> bool:
+        """Whether all trials have the same data: nothing of that section is searched, and nothing interpolated."""
+        searched = any(split_path(path)[0] == "data" for path in self.search_space)
+        return not searched and "${" not in json.dumps(self._raw.get("data"), default=str)
 
     def resolve(self, params: Mapping[str, object] | None = None) -> dict[str, Any]:
         """The config of one trial: the base config with these dotted parameters, interpolations resolved.

@@ -48,7 +48,7 @@ def warm_up(spec: StudySpec) -> tuple[Builder, str | None]:
     try:
         with only_in(os.getpid()):
             builder.import_targets()
-            if spec.config.data is not None and spec.is_fixed("data"):
+            if spec.config.data is not None and spec.has_same_data:
                 builder.data(spec.resolve())
             if spec.config.objective is None:
                 read_hooks(builder)

@@ -10,7 +10,7 @@ import torch
 
 from hpo.config.lengths import lengths_in, put_lengths
 from hpo.config.paths import join_path
-from hpo.config.several import each_in
+from hpo.config.several import lr_schedulers
 from hpo.config.spec import StudySpec
 from hpo.config.targets import ARGS, TARGET
 from hpo.errors import InputError
@@ -126,8 +126,7 @@ def with_numbers(
         TypeError: As `run_length`, like ValueError.
     """
     places = {name: join_path(keys) for keys, name in lengths_in(config)}
-    schedulers = each_in("lr_scheduler", config["lr_scheduler"])
-    cycle = any(_is_one_cycle(node) for node in schedulers.values())
+    cycle = any(_is_one_cycle(node) for node in lr_schedulers(config).values())
     if not places and not cycle:
         return dict(config)
     changing = any(_is_a(kind, BatchSizeSchedule) for kind, _ in callbacks)
@@ -143,7 +142,7 @@ def with_numbers(
     laid_out = dict(put_lengths(config, numbers))
     # A callback of the user's may change the number of steps, as a batch size does that changes.
     if cycle and not changing and not any(TARGET in arguments for _, arguments in callbacks):
-        for keys, node in each_in("lr_scheduler", laid_out["lr_scheduler"]).items():
+        for keys, node in lr_schedulers(laid_out).items():
             if _is_one_cycle(node):
                 _refuse_shortfall(spec, join_path(keys), node, length)
     return laid_out

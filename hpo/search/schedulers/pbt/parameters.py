@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hpo.config.paths import PathError, join_path, split_path, suggest_name
 from hpo.config.schema_space import CategoricalParam
-from hpo.config.several import each_in
+from hpo.config.several import lr_schedulers
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 
@@ -94,12 +94,12 @@ def _obstacle(spec: StudySpec, path: str) -> str | None:
 def _step_obstacle(spec: StudySpec) -> str | None:
     """What forbids that an epoch gets another number of steps."""
     config = spec.base_config()
-    section, schedule = config["trainer"], config["lr_scheduler"]
+    section = config["trainer"]
     if section["validate_every"] is not None:
         return "with `trainer.validate_every` a trial pauses inside a pass over the data"
     if section["max_steps"] is not None:
         return "`trainer.max_steps` counts steps"
-    nodes = each_in("lr_scheduler", schedule)
+    nodes = lr_schedulers(config)
     searched = any(join_path((*keys, "interval")) in spec.search_space for keys in nodes)
     if searched or any(node["interval"] == "step" for node in nodes.values()):
         return "the learning rate is scheduled by steps"
