@@ -273,49 +273,58 @@ def _print_stage(stage: _Stage) -> None:
             print(_indented(f"error: {error}"))
 
 
-def _scheduler(spec: StudySpec) -> str:
-    section = spec.study.scheduler
-    assert section is not None
-    if spec.is_written("study.scheduler"):
-        return section.name
-    return f"{section.name} (`epochs` alone is given; with `n_trials` beside it there would be none)"
-
-
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def _print_costs(checkup: _Checkup) -> None:
+    spec = checkup.spec
+    if spec is None:
+        return
+    with read_by_others():
+        _print_search(spec, failed=checkup.failed)
+        for device in checkup.devices:
+            _print_device(device)
+        seconds = _estimate(checkup)
+        if seconds is not None:
+            _print_whole_study(spec, seconds)
+
+
+def _print_search(spec: StudySpec, *, failed: bool) -> None:
     from hpo.config.space import SearchSpace
     from hpo.search.auto_sampler import chosen_sampler
     from hpo.search.valid_points import check_where
 
-    with read_by_others():
-        if checkup.spec is not None and (sampler := chosen_sampler(checkup.spec)).why:
-            print(f"sampler    {sampler}")
-        if checkup.spec is not None and checkup.spec.study.scheduler is not None:
-            print(f"scheduler  {_scheduler(checkup.spec)}")
-        if checkup.spec is not None and checkup.spec.where and not checkup.failed:
-            share = check_where(checkup.spec, SearchSpace.from_spec(checkup.spec))
-            print(f"where      {share:.1%} of evenly drawn points satisfy what holds between parameters")
-        for device in checkup.devices:
-            print(f"\n{device.device}, {count_of(device.workers, 'worker')}")
-            base = device.base
-            shapes = f"{_shapes(base.inputs)} → {_shapes(base.outputs)}" if base.outputs else _shapes(base.inputs)
-            print(f"  batch: {shapes}, {base.parameters:,} parameters")
-            print(f"  base config: {_cost(base)}")
-            if device.largest is not None:
-                print(f"  largest searched: {_cost(device.largest)}")
-                print("    " + ", ".join(f"{path}={value}" for path, value in device.largest.params.items()))
-        seconds = _estimate(checkup)
-        if checkup.spec is not None and seconds is not None:
-            from hpo.checks.preflight_costs import trials_of_epochs
+    if (sampler := chosen_sampler(spec)).why:
+        print(f"sampler    {sampler}")
+    if (section := spec.study.scheduler) is not None:
+        written = spec.is_written("study.scheduler")
+        why = "" if written else " (`epochs` alone is given; with `n_trials` beside it there would be none)"
+        print(f"scheduler  {section.name}{why}")
+    if spec.where and not failed:
+        share = check_where(spec, SearchSpace.from_spec(spec))
+        print(f"where      {share:.1%} of evenly drawn points satisfy what holds between parameters")
 
-            study, by_trials = checkup.spec.study, trials_of_epochs(checkup.spec) is None
-            number, unit = (study.n_trials, "trial") if by_trials else (study.epochs or 0, "epoch")
-            pruning = ", if none is pruned" if by_trials else ""
-            verb = "takes" if number == 1 else "take"
-            print(f"\nthe whole study: {count_of(number, unit)} {verb} at most about {duration(seconds)}{pruning}")
+
+def _print_device(device: DevicePreflight) -> None:
+    print(f"\n{device.device}, {count_of(device.workers, 'worker')}")
+    base = device.base
+    shapes = f"{_shapes(base.inputs)} → {_shapes(base.outputs)}" if base.outputs else _shapes(base.inputs)
+    print(f"  batch: {shapes}, {base.parameters:,} parameters")
+    print(f"  base config: {_cost(base)}")
+    if device.largest is not None:
+        print(f"  largest searched: {_cost(device.largest)}")
+        print("    " + ", ".join(f"{path}={value}" for path, value in device.largest.params.items()))
+
+
+def _print_whole_study(spec: StudySpec, seconds: float) -> None:
+    from hpo.checks.preflight_costs import trials_of_epochs
+
+    study, by_trials = spec.study, trials_of_epochs(spec) is None
+    number, unit = (study.n_trials, "trial") if by_trials else (study.epochs or 0, "epoch")
+    pruning = ", if none is pruned" if by_trials else ""
+    verb = "takes" if number == 1 else "take"
+    print(f"\nthe whole study: {count_of(number, unit)} {verb} at most about {duration(seconds)}{pruning}")
 
 
 def _shapes(shapes: list[tuple[int, ...]]) -> str:
