@@ -58,6 +58,7 @@ class StudyReport:
         scheduler: The name of the study's scheduler; None without one.
         wanted: Metrics that are asked for though most studies have them unasked (`hpo.study.internals`).
         made: When this was read, in UTC.
+        widened: How the search space was widened since, as stored (`hpo.study.widened`).
     """
 
     status: Mapping[str, Any]
