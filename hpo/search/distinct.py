@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final
 
 from optuna import Study, samplers
@@ -23,13 +22,12 @@ from hpo.storage.optuna_private import all_trials, fixed_params
 #: Draws for one trial before one of the points that are left is taken.
 _FEW_DRAWS: Final = 5
 _MOST_LISTED: Final = 10_000
-_NO_SPACE: Final[Mapping[str, BaseDistribution]] = MappingProxyType({})
 
 
-def point_key(params: Mapping[str, Any], space: Mapping[str, BaseDistribution] = _NO_SPACE) -> Hashable:
+def point_key(params: Mapping[str, Any], space: Mapping[str, BaseDistribution]) -> Hashable:
     """The same for equal parameters in any order; true and 1 are not equal, 1 and 1.0 are.
 
-    Where the parameters' distributions are given, real numbers are equal that are the same step of their range.
+    Real numbers are equal that are the same step of their parameter's distribution, where it is in the space.
     """
     return frozenset(
         (name, isinstance(value, bool), counted(space.get(name), value)) for name, value in params.items()
@@ -37,7 +35,7 @@ def point_key(params: Mapping[str, Any], space: Mapping[str, BaseDistribution] =
 
 
 def twin(
-    study: Study, number: int, params: Mapping[str, Any], space: Mapping[str, BaseDistribution] = _NO_SPACE
+    study: Study, number: int, params: Mapping[str, Any], space: Mapping[str, BaseDistribution]
 ) -> FrozenTrial | None:
     """The earliest trial but ``number`` with these parameters and a result: complete, diverged or pruned.
 

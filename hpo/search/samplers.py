@@ -45,7 +45,6 @@ SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
     }
 )
 
-_NO_SPACE: Final[Mapping[str, BaseDistribution]] = MappingProxyType({})
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _EXHAUSTIVE: Final = (samplers.GridSampler, samplers.BruteForceSampler)
 #: They read no trial's value: the curves themselves say more than what is predicted from them, or nothing is read.
@@ -82,7 +81,7 @@ class ExhaustiveSampler(samplers.BaseSampler):
     """
 
     def __init__(
-        self, points: Sequence[Mapping[str, Any]], seed: int, space: Mapping[str, BaseDistribution] = _NO_SPACE
+        self, points: Sequence[Mapping[str, Any]], seed: int, space: Mapping[str, BaseDistribution]
     ) -> None:
         self._points = list(points)
         random.Random(seed).shuffle(self._points)

@@ -104,7 +104,7 @@ def test_a_point_of_another_study_may_be_tried_here(studies: Studies) -> None:
             view.study.add_trial(create_trial(params=point, distributions=view.space.distributions, value=1.0))
         drawn = [ask(view) for _ in range(POINTS)]
         assert len({key(params) for _, params in drawn}) == POINTS
-        assert twin(view.study, drawn[0][0].number, drawn[0][1]) is None
+        assert twin(view.study, drawn[0][0].number, drawn[0][1], view.space.distributions) is None
 
 
 def test_what_a_sampler_holds_fixed_stays_fixed(studies: Studies) -> None:
@@ -175,13 +175,13 @@ def test_an_enqueued_trial_is_left_as_it_was_given(studies: Studies) -> None:
 
 @given(st.dictionaries(st.text(max_size=3), st.one_of(st.booleans(), st.integers(0, 2), st.text(max_size=2))))
 def test_a_points_key_knows_no_order(params: dict[str, Any]) -> None:
-    assert point_key(params) == point_key(dict(reversed(params.items())))
+    assert point_key(params, {}) == point_key(dict(reversed(params.items())), {})
 
 
 def test_a_points_key_tells_true_from_one() -> None:
-    assert point_key({"a": True}) != point_key({"a": 1})
-    assert point_key({"a": 1}) == point_key({"a": 1.0})
-    assert point_key({"a": 1}) != point_key({"b": 1})
+    assert point_key({"a": True}, {}) != point_key({"a": 1}, {})
+    assert point_key({"a": 1}, {}) == point_key({"a": 1.0}, {})
+    assert point_key({"a": 1}, {}) != point_key({"b": 1}, {})
 
 
 def test_a_points_key_counts_steps() -> None:

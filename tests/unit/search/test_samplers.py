@@ -291,7 +291,7 @@ def test_an_open_place_in_an_enqueued_trial_is_an_error_of_that_trial(studies: S
 def test_the_order_of_a_grid_is_the_seeds(studies: Studies) -> None:
     spec = studies.spec("study.sampler=grid", FINITE)
     grid = SearchSpace.from_spec(spec).grid()
-    one, two, other = (ExhaustiveSampler(grid, seed)._points for seed in (1, 1, 2))
+    one, two, other = (ExhaustiveSampler(grid, seed, {})._points for seed in (1, 1, 2))
     assert one == two != other
     assert len(one) == 12
 
