@@ -13,6 +13,7 @@ import torch
 from optuna.distributions import BaseDistribution, CategoricalChoiceType
 from optuna.trial import BaseTrial, FixedTrial
 
+from hpo.config.paths import same
 from hpo.config.schema_space import label
 from hpo.errors import StudyError
 from hpo.storage.attributes import PREFIX
@@ -59,9 +60,10 @@ class ScriptTrial(BaseTrial):
         """As of `optuna.Trial`; a list, tuple or mapping is stored as the text of its JSON.
 
         Raises:
-            StudyError: A choice has no JSON.
+            StudyError: A choice has no JSON, or a truth value stands beside a number that counts as equal.
         """
         labels = [_stored(name, choice) for choice in choices]
+        _refuse_twins(name, labels)
         drawn = self._taken(name, lambda: self._drawn.suggest_categorical(name, labels))
         meant = [
             each for each, stored in zip(choices, labels, strict=True) if stored is not each and stored == drawn
@@ -235,6 +237,18 @@ def _stored(name: str, choice: Any) -> CategoricalChoiceType:
             "  fix: write text or plain numbers, and let the function look up what each stands for"
         ) from error
     return label(choice)
+
+
+def _refuse_twins(name: str, labels: Sequence[CategoricalChoiceType]) -> None:
+    """Optuna stores the first choice that equals the drawn one: 1 would stand for a trial that had True."""
+    known: dict[CategoricalChoiceType, CategoricalChoiceType] = {}
+    for each in labels:
+        first = known.setdefault(each, each)
+        if not same(first, each):
+            raise StudyError(
+                f"the choices of `{name}` hold {first!r} and {each!r}, which count as equal\n"
+                "  fix: write text, and let the function look up what each stands for"
+            )
 
 
 def _refuse_to_stop() -> NoReturn:

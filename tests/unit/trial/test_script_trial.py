@@ -110,6 +110,15 @@ def test_it_is_a_trial_of_optuna_with_what_a_session_has(studies: Studies) -> No
         assert (report.outcome, report.value) == (Outcome.COMPLETE, params["x"])
 
 
+def test_a_truth_value_beside_a_number_that_counts_as_equal_is_refused(studies: Studies) -> None:
+    """The database would have 1 of a trial that had True."""
+    with opened(studies) as (view,):
+        assert run(view, lambda trial: trial.suggest_categorical("c", [2, 1, 1, 1.0])).outcome == Outcome.COMPLETE
+        report = run(view, lambda trial: trial.suggest_categorical("d", [False, "a", 0]))
+        assert report.outcome == Outcome.ERROR
+        assert "the choices of `d` hold False and 0, which count as equal" in report.reason
+
+
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 @pytest.mark.parametrize(
     "write",
