@@ -216,7 +216,7 @@ class Tally:
 
     def _keep_best(self, report: TrialReport) -> None:
         study = self._opened.spec.study
-        if len(self._goals) > 1 or study.constraints:  # the report does not say enough to rank it
+        if len(self._goals) > 1 or study.constraints or report.bounded:  # the report is not enough to rank it
             self._look()
             return
         sign = 1 if study.direction == "minimize" else -1

@@ -149,7 +149,10 @@ class Observer:
         if outcome == Outcome.LOST:
             return label, Settled(trial.number, last.attempt if last else 0, TrialState.FAIL, outcome, reason)
         value, epochs = trial_value(self._opened, trial), epochs_reached(trial)
-        return label, TrialReport(trial.number, outcome, value, epochs, seconds, reason, trial.params, paused)
+        params, bounded = trial.params, bool(trial.constraints)
+        return label, TrialReport(
+            trial.number, outcome, value, epochs, seconds, reason, params, paused, bounded=bounded
+        )
 
     def _given_up(self, trial_id: int, number: int, held: _Held) -> TrialReport | Settled:
         """An attempt has ended, and its trial has not."""

@@ -23,6 +23,7 @@ class TrialReport:
         params: Its parameters.
         paused: Whether it is paused, after the last of those epochs.
         outside: Whether it was ended from outside while it ran, as a person may do in the dashboard.
+        bounded: Whether constraints are stored with it: its value alone does not say its rank.
     """
 
     number: int
@@ -34,3 +35,4 @@ class TrialReport:
     params: Mapping[str, Any] = field(default_factory=dict)
     paused: bool = False
     outside: bool = False
+    bounded: bool = False

@@ -135,6 +135,7 @@ class TrialRun:
             params=dict(self.trial.params),
             paused=self._paused,
             outside=self._outside,
+            bounded=bool(known_of(self.trial).constraints),
         )
 
     def _ended_outside(self, attempt: int) -> tuple[Outcome | None, float | None]:

@@ -15,6 +15,7 @@ import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import FixedTrial
 
+from hpo.console.lines import Reporter
 from hpo.errors import StudyError
 from hpo.execution.observer import Observer
 from hpo.search.schedulers.pruner import PrunerScheduler
@@ -108,6 +109,24 @@ def test_it_is_a_trial_of_optuna_with_what_a_session_has(studies: Studies) -> No
         config = yaml.safe_load((trial.folder / "config.yaml").read_text())
         assert config["params"] == params
         assert (report.outcome, report.value) == (Outcome.COMPLETE, params["x"])
+
+
+def test_a_trial_outside_of_its_own_constraints_is_not_shown_as_the_best_so_far(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that is within them later is, also to who watches the run of another machine."""
+
+    def objective(trial: ScriptTrial) -> float:
+        trial.set_constraint("size", 1.0 - trial.number)
+        return float(trial.number)
+
+    with studies.open(text=STUDY, code=CODE, views=2) as (view, watching):
+        observer, reporter = Observer(watching), Reporter(view)
+        for _ in range(2):
+            reporter.heard("worker-1", run(view, objective))
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.endswith("best") for line in lines] == [False, True]
+        assert [each.bounded for _, each in observer.look() if isinstance(each, TrialReport)] == [True, True]
 
 
 def test_a_truth_value_beside_a_number_that_counts_as_equal_is_refused(studies: Studies) -> None:
