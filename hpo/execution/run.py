@@ -212,7 +212,7 @@ def listened_to(
 
     Raises:
         HpoError: What ``work`` raises.
-        StudyError: The study has no result.
+        StudyError: The study has no result, or has been deleted.
     """
     from hpo.execution.supervisor import Ending
     from hpo.study.status import refuse_without_result
@@ -222,7 +222,11 @@ def listened_to(
             begin()
         except OSError:  # the reader is gone
             return Ending.INTERRUPTED
-        ending = work()
+        try:
+            ending = work()
+        except KeyError:  # the database has no such row: another tool may delete a study that runs
+            opened.refuse_deleted()
+            raise
         if refuse and ending in (Ending.DONE, Ending.GOAL):
             refuse_without_result(opened)
     except HpoError as error:
