@@ -20,6 +20,8 @@ EARLY_STOPPED = "early_stopping"
 ERROR = "error"
 INTERRUPTED = "interrupted"
 PAUSED = "paused"
+#: Of a run that only tries a few batches out.
+PREFLIGHT = "preflight"
 PRUNED = "pruned"
 
 BACKWARD = "backward"

@@ -16,6 +16,7 @@ from trainer.callback import Callback, TrainerView
 from trainer.data.moving import tensors_in
 from trainer.metrics.objects import Metric, is_object, measured_alone
 from trainer.recorded import MetricError, number
+from trainer.state import PREFLIGHT
 
 #: What the run was doing last: where an error came from.
 START: Final = "start"
@@ -28,8 +29,6 @@ SCHEDULER: Final = "lr_scheduler"
 VALIDATION: Final = "validation"
 EPOCH_END: Final = "epoch end"
 
-#: How a preflight's run ends.
-REASON: Final = "preflight"
 #: Enough batches to measure how long one takes: so many, or so many seconds' worth.
 _BATCHES: Final = 50
 _SECONDS: Final = 2.0
@@ -203,7 +202,7 @@ class Probe(Callback):
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """End the run."""
         self.phase = EPOCH_END
-        trainer.state.stop(REASON)
+        trainer.state.stop(PREFLIGHT)
 
     # ---- what is wrong
 

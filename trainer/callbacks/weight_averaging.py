@@ -6,7 +6,7 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from trainer.callback import TrainerView
 from trainer.callbacks.averaged import AveragedWeights
-from trainer.state import CONTINUED, DIVERGED, ERROR, PRUNED
+from trainer.state import CONTINUED, DIVERGED, ERROR, PREFLIGHT, PRUNED
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class WeightAveraging(AveragedWeights):
         """Say it where nothing was averaged."""
         super().on_fit_end(trainer)
         state = trainer.state
-        over = not state.batch_index and state.stop_reason not in CONTINUED | {DIVERGED, ERROR, PRUNED}
+        over = not state.batch_index and state.stop_reason not in CONTINUED | {DIVERGED, ERROR, PREFLIGHT, PRUNED}
         if over and state.step and not self._average:
             logger.warning(
                 "no weights were averaged: the run ended after %d of %s planned steps, and averaging begins after "

@@ -497,6 +497,11 @@ def test_callbacks_that_tell_others_stay_silent(file: Path) -> None:
     assert not any("wandb" in path.name for path in file.parent.iterdir())
 
 
+def test_weights_that_would_be_averaged_later_are_no_warning(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert not tried(file, "callbacks={weight_averaging: {last_steps: 0.25}}").warnings
+    assert not caplog.records
+
+
 def test_the_threads_of_a_worker_are_used_and_given_back(file: Path) -> None:
     threads = torch.get_num_threads()
     preflight(load_spec(file, ["search_space={}"]), [Slot("cpu", "cpu", None, threads + 1)])
