@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hpo.config.paths import join_path
 from trainer.callback import Callback, TrainerView
+from trainer.data.lengths import attributes_of
 from trainer.data.moving import tensors_in
 from trainer.metrics.objects import Metric, is_object, measured_alone
 from trainer.recorded import MetricError, number
@@ -91,8 +92,9 @@ class Probe(Callback):
         self.phase = BATCH
         if self.batches:
             return
-        self.shapes = [tuple(tensor.shape) for tensor in tensors_in(trainer.state.batch)]
-        for position, tensor in enumerate(tensors_in(trainer.state.batch)):
+        tensors = _tensors_of(trainer.state.batch)
+        self.shapes = [tuple(tensor.shape) for tensor in tensors]
+        for position, tensor in enumerate(tensors):
             if bad := _not_finite(tensor):
                 problem = (
                     f"{bad} of {tensor.numel()} values of a training batch's tensor {position} are not finite"
@@ -260,9 +262,14 @@ def _module_of(step: Any) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
+def _tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in a value, and in the attributes of an object that is a batch."""
+    return list(tensors_in(value)) or list(tensors_in(list(attributes_of(value))))
+
+
 def shapes_of(value: Any) -> str:
     """Shapes and types of the tensors in a value."""
-    found = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors_in(value)]
+    found = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in _tensors_of(value)]
     return ", ".join(found) or type(value).__name__
 
 

@@ -57,7 +57,7 @@ def known_samples(batch: Any) -> int | None:
         return _by_elements(batch, tuple(batch.values()))
     if isinstance(batch, list | tuple):
         return _of_sequence(batch)
-    return _by_agreement(tuple(_attributes(batch)))
+    return _by_agreement(tuple(attributes_of(batch)))
 
 
 def _of_sequence(batch: Sequence[Any]) -> int | None:
@@ -129,7 +129,8 @@ def _own_length(item: Any) -> int | None:
     return int(item.shape[0]) if _is_array(item) and item.ndim else None
 
 
-def _attributes(batch: Any) -> Iterator[Any]:
+def attributes_of(batch: Any) -> Iterator[Any]:
+    """What an object holds that is no list, tuple or mapping, such as a dataclass."""
     if is_dataclass(batch):
         yield from (getattr(batch, field.name) for field in fields(batch))
     else:

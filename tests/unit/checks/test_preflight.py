@@ -447,6 +447,43 @@ def test_a_step_of_ones_own_and_steps_as_length(file: Path) -> None:
     assert (base.epochs, base.batches, base.outputs) == (4, 10, [])
 
 
+OBJECTS = """
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Rows:
+    x: torch.Tensor
+    names: list
+
+
+class Plain:
+    def __init__(self, x, names):
+        self.x, self.names = x, names
+
+
+def collate(samples, kind="Rows", bad=False):
+    x = torch.stack([torch.cat(sample) for sample in samples])
+    return globals()[kind](x * float("nan") if bad else x, [str(row) for row in range(len(x))])
+
+
+def step(model, batch):
+    return (model(batch.x[:, :4]) - batch.x[:, 4:]).square().mean()
+"""
+
+
+@pytest.mark.parametrize("kind", ["Rows", "Plain"])
+def test_tensors_of_a_batch_that_is_an_object_are_looked_at(file: Path, kind: str) -> None:
+    file.with_name("objects.py").write_text(OBJECTS)
+    collate = "loader={batch_size: 32, collate_fn: {_target_: objects.collate, kind: %s, bad: %s}}"
+    own = ("step={_target_: objects.step}", "metrics={}")
+    assert tried(file, collate % (kind, "false"), *own).base.inputs == [(32, 5)]
+    with pytest.raises(InputError, match="160 of 160 values of a training batch's tensor 0 are not finite"):
+        tried(file, collate % (kind, "true"), *own)
+
+
 def test_a_base_config_without_memory_is_an_error(file: Path) -> None:
     with pytest.raises(InputError, match="memory runs out on cpu: RuntimeError") as caught:
         tried(file, "model.kind=large", "model.hidden=7")
