@@ -513,6 +513,15 @@ def test_what_can_not_be_perturbed_is_refused_by_name(path: str, problem: str, s
     assert refused.value.value == path
 
 
+def test_the_length_of_what_lbfgs_remembers_stays_its_parents(studies: Studies) -> None:
+    lbfgs = "optimizer={_target_: torch.optim.LBFGS, lr: 0.5}"
+    both = (
+        "search_space:\n  optimizer.lr: {type: float, low: 0.1, high: 1.0}\n"
+        "  optimizer.history_size: {type: int, low: 3, high: 30}\n"
+    )
+    assert perturb_of(studies, lbfgs, space=both) == ("optimizer.lr",)
+
+
 def test_the_batch_size_of_a_schedule_by_steps_is_refused(studies: Studies) -> None:
     named = "study.scheduler={name: pbt, perturb: [loader.batch_size]}"
     with pytest.raises(InputError, match="the learning rate is scheduled by steps"):

@@ -22,6 +22,8 @@ _FIXED: Final = {
     "lr_scheduler": "the place in the schedule is the parent's",
     "metrics": "a fork is measured as its parent is",
 }
+#: What LBFGS makes room for once: a longer one would end a fork with an error of torch.
+_MEMORY: Final = "history_size"
 #: Callbacks whose arguments change how many steps an epoch has.
 _STEPS: Final = (("callbacks", "gradient_accumulation"), ("callbacks", "batch_size_schedule"))
 
@@ -82,6 +84,8 @@ def _obstacle(spec: StudySpec, path: str) -> str | None:
         return _FIXED[keys[0]]
     if keys[-1] == TARGET:
         return "what one class has saved another can't load"
+    if keys[0] == "optimizer" and keys[-1] == _MEMORY:
+        return "the optimizer has room for as many past steps as its parent's"
     if any(path in other.when for other in spec.search_space.values()):
         return "other parameters exist under a condition on it"
     if keys[0] == "optimizer" and isinstance(entry, CategoricalParam) and not all(map(_is_number, entry.choices)):
