@@ -223,6 +223,25 @@ class TestLeavingOut:
         }
         assert counts == {"on_train_batch_start": 9, "on_epoch_end": 4, "on_validation_start": 3}
 
+    def test_the_epochs_after_a_skipped_one_have_the_batches_that_they_would_have_had(self) -> None:
+        def run(*callbacks: Callback) -> list[list[Any]]:
+            seen: list[list[Any]] = [[], [], []]
+            look = At(
+                "on_before_forward",
+                lambda trainer: seen[trainer.state.epoch].append(
+                    (trainer.state.batch[1].flatten().tolist(), torch.rand(1).item())
+                ),
+            )
+            linear_trainer(look, *callbacks, max_epochs=3).fit(regression(12))
+            return seen
+
+        whole = run()
+        for skipped in (0, 1):
+            rest = run(
+                skip("epoch", "on_train_epoch_start", lambda trainer, at=skipped: trainer.state.epoch == at)
+            )
+            assert rest == [[] if epoch == skipped else batches for epoch, batches in enumerate(whole)]
+
     def test_an_epoch_that_is_no_pass_can_not_be_skipped(self) -> None:
         trainer = linear_trainer(skip("epoch", "on_train_epoch_start"), validate_every=2)
         with pytest.raises(ValueError, match="leaves out a whole pass"):

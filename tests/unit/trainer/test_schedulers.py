@@ -90,6 +90,11 @@ def walk(optimizer: Optimizer, scheduler: Any, steps: int) -> list[list[float]]:
 # ---- hyperbolic
 
 
+def test_hyperbolic_may_end_at_zero() -> None:
+    optimizer = two_groups()
+    assert walk(optimizer, HyperbolicLR(optimizer, upper_bound=5, max_iter=5, infimum_lr=0.0), 5)[-1] == [0.0, 0.0]
+
+
 def test_hyperbolic_follows_the_papers_formula() -> None:
     optimizer = two_groups()
     seen = walk(optimizer, HyperbolicLR(optimizer, upper_bound=250, max_iter=50, infimum_lr=1e-3), 50)

@@ -401,3 +401,24 @@ def test_the_average_of_another_model_is_refused() -> None:
         ValueError, match=r"saved state of EMA and the model differ in 1\.bias, .*: load a checkpoint"
     ):
         fit(trainer)
+
+
+def test_an_epoch_that_failed_in_its_validation_and_becomes_longer_trains_on_with_its_own_weights() -> None:
+    def run(*limits: int) -> Trainer:
+        failures = [OSError("once")]
+
+        def fail(trainer: Any) -> None:
+            raise failures.pop()
+
+        trainer = build(
+            EMA(0.5),
+            At("on_validation_start", fail, lambda trainer: bool(failures)),
+            max_epochs=1,
+            max_steps=limits[0],
+        )
+        with pytest.raises(OSError, match="once"):
+            fit(trainer)
+        trainer.plan = Plan(max_epochs=1, max_steps=limits[1])
+        return fit(trainer)
+
+    assert_same(weights(run(2, 3)), weights(run(3, 3)))

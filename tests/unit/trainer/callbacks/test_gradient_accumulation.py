@@ -383,6 +383,59 @@ def test_a_skipped_last_step_leaks_nothing_into_the_next_epoch(event: str, prior
     assert_close(small, train(data=Cut(kept, 4, 4, 2), max_epochs=1))
 
 
+# ---- errors, after which the fit is called again
+
+
+def after_an_error(event: str, batch: int, priority: int, *others: Any) -> Trainer:
+    """A run of five batches, three a step, in one of which a hook fails once."""
+    failures = [OSError("once")]
+
+    def fail(trainer: Any, *_: Any) -> None:
+        if failures and trainer.state.data_batch == batch:
+            raise failures.pop()
+
+    model = network()
+    trainer = make_trainer(
+        [GradientAccumulation(3), At(event, fail, priority=priority), *others],
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        batching=BatchOptions(batch_size=2, shuffle=False),
+        max_epochs=1,
+    )
+    with pytest.raises(OSError, match="once"):
+        trainer.fit(double(10))
+    trainer.fit(double(10))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("event", "batch", "priority", "groups"),
+    [
+        ("on_before_forward", 1, 50, [(0, 6), (6, 10)]),  # it is trained again
+        ("on_before_backward", 1, 50, [(4, 10)]),
+        ("on_after_backward", 1, 1, [(4, 10)]),  # its gradients are there, but it does not count
+        ("on_after_backward", 1, 50, [(0, 6), (6, 10)]),
+        ("on_before_optimizer_step", 2, 1, [(6, 10)]),
+        ("on_before_optimizer_step", 2, 50, [(6, 10)]),
+    ],
+)
+def test_an_error_in_a_backward_pass_or_a_step_drops_the_open_group_and_any_other_keeps_it(
+    event: str, batch: int, priority: int, groups: list[tuple[int, int]]
+) -> None:
+    found = after_an_error(event, batch, priority)
+    tensors = tuple(torch.cat([item[begin:end] for begin, end in groups]) for item in double(10).tensors)
+    expected = train(data=Cut(tensors, *(end - begin for begin, end in groups)), max_epochs=1)
+    assert found.state.step == expected.state.step == len(groups)
+    assert_close(found, expected)
+
+
+def test_an_error_after_a_batch_without_a_backward_pass_keeps_the_group() -> None:
+    skip = At("on_before_backward", lambda trainer: trainer.state.skip("backward"), at_batch(1))
+    found = after_an_error("on_before_forward", 2, 50, skip)
+    tensors = tuple(item[[0, 1, *range(4, 10)]] for item in double(10).tensors)
+    assert_close(found, train(data=Cut(tensors, 6, 2), max_epochs=1))
+
+
 # ---- losses whose batches weigh differently
 
 ENOUGH = torch.tensor([0.1, 1.0, 20.0], dtype=torch.double)

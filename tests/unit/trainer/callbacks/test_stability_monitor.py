@@ -266,7 +266,7 @@ def test_a_callback_that_serves_a_second_trainer_begins_anew() -> None:
     monitor = StabilityMonitor(8, 5.0)
     one = given_losses(quiet(12), monitor)
     other = given_losses([50.0, 50.0], monitor)
-    assert (spikes(one), spikes(other)) == ([0.0], [0.0])
+    assert (spikes(one), spikes(other), spikes(other, "grad_norm")) == ([0.0], [0.0], [0.0])
 
 
 def test_a_step_of_its_own_whose_updates_have_no_gradients_has_no_norm() -> None:
@@ -317,12 +317,16 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
         StabilityMonitor(**arguments)
 
 
-def test_the_scores_are_the_shares_of_spikes_lately_and_in_all() -> None:
+@pytest.mark.parametrize(
+    ("latest", "scores"),
+    [(60, [None, 1 / 60, 1 / 60, 0.0]), (80, [None, 1 / 80, 2 / 80, 1 / 80]), (79, [None, 1 / 79, 1 / 79, 0.0])],
+)
+def test_the_scores_are_the_shares_of_spikes_lately_and_in_all(latest: int, scores: list[float | None]) -> None:
     losses = [*quiet(40), 5.0, *quiet(39), 7.0, *quiet(39), *quiet(40)]  # in steps 41 and 81, of epochs of 40
-    trainer = given_losses(losses, StabilityMonitor(32, rolling_window=60), epochs=4)
+    trainer = given_losses(losses, StabilityMonitor(32, rolling_window=latest), epochs=4)
     history = trainer.state.history
-    assert [metrics.get("loss_spike_score") for metrics in history] == [None, 1 / 60, 1 / 60, 0.0]
+    assert [metrics.get("loss_spike_score") for metrics in history] == scores
     assert [metrics["loss_spike_score_total"] for metrics in history] == [0.0, 1 / 80, 2 / 120, 2 / 160]
-    assert history[2]["grad_norm_spike_score"] == 1 / 60
+    assert history[2]["grad_norm_spike_score"] == scores[2]
     with pytest.raises(ValueError, match="rolling_window is 0: give a whole number of at least 1"):
         StabilityMonitor(rolling_window=0)

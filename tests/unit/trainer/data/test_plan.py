@@ -68,6 +68,7 @@ class TestRefusals:
             ({"max_epochs": -1}, "max_epochs is -1"),
             ({"max_epochs": 1, "max_steps": -2}, "max_steps is -2"),
             ({"max_epochs": 1, "validate_every": 0}, "validate_every is 0"),
+            ({"max_epochs": 1, "validate_every": 0.0}, r"validate_every is 0\.0"),
             ({"max_epochs": 1, "validate_every": 1.0}, r"validate_every is 1\.0"),
             ({"max_epochs": 1, "validate_every": -0.5}, "validate_every is -0.5"),
             ({"max_epochs": 1, "validate_every": True}, "validate_every is True"),
@@ -276,6 +277,26 @@ class TestBatchSize:
             ],
             max_epochs=1,
         )
+        trainer.fit(regression(12))
+        assert sizes == [6, 6]
+
+    def test_changes_at_once_where_the_fit_before_failed_ahead_of_its_first_batch(self) -> None:
+        sizes: list[int] = []
+        failures = [OSError("once")]
+
+        def fail(trainer: Any) -> None:
+            raise failures.pop()
+
+        trainer = make_trainer(
+            [
+                At("on_train_batch_start", lambda trainer: sizes.append(len(trainer.state.batch[0]))),
+                At("on_train_epoch_start", fail, lambda trainer: bool(failures)),
+                At("on_fit_start", lambda trainer: trainer.set_batch_size(6), lambda trainer: not failures),
+            ],
+            max_epochs=1,
+        )
+        with pytest.raises(OSError, match="once"):
+            trainer.fit(regression(12))
         trainer.fit(regression(12))
         assert sizes == [6, 6]
 
