@@ -243,11 +243,13 @@ class TestAStepThatOverflows:
         assert (state.stop_reason, state.step) == (None, 4)
 
 
-def test_a_checkpoint_of_full_precision_goes_on_in_half() -> None:
-    first, second = make_trainer(max_epochs=1), make_trainer(precision="fp16", max_epochs=2)
+@pytest.mark.parametrize(("before", "then"), [("fp32", "fp16"), ("fp16", "fp32")])
+def test_a_checkpoint_of_full_precision_goes_on_in_half_and_the_other_way(before: str, then: str) -> None:
+    first, second = make_trainer(precision=before, max_epochs=1), make_trainer(precision=then, max_epochs=2)
     first.fit(regression(8))
     second.load_state_dict(through_file(first.state_dict()))
     assert second.fit(regression(8)).epoch == 2
+    assert bool(second.precision.state_dict()) is (then == "fp16")
 
 
 def test_an_unknown_precision_names_the_known() -> None:
