@@ -106,11 +106,17 @@ class Supervised:
         if broken is not None:
             self.kill(Verdict(LOST, f"while it loaded the study's modules and data, {broken.reason}"))
 
-    def excuse(self, now: float) -> None:
-        """Count no time until now against its trial: it could not advance."""
+    def excuse(self, now: float, stopped_s: float = 0.0) -> None:
+        """Count no time until now against its trial: it could not advance.
+
+        Args:
+            now: The monotonic clock.
+            stopped_s: Seconds until now that it was stopped at least; its loading is not held to them either.
+        """
+        self.since += stopped_s
         if self.running is not None and self.running.verdict is None:
             # Time before the trouble counts; the last batch shows when that was.
-            before = max(self.running.since, min(now, self.worker.beat)) - self.running.since
+            before = max(self.running.since, min(now - stopped_s, self.worker.beat)) - self.running.since
             self.running.spent_s += before
             self.running.since = now
 

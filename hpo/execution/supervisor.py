@@ -27,6 +27,8 @@ from hpo.wording import duration
 
 #: Seconds between two looks at limits at most.
 _TICK: Final = 1.0
+#: Seconds after which a wait that takes so much longer than it may shows that this process was stopped.
+_STOPPED: Final = 5.0
 #: Seconds that a worker has to end a trial that broke a limit.
 _GRACE: Final = 30.0
 #: Seconds of loading by each trial that are worth a word.
@@ -151,7 +153,13 @@ class Supervisor:
 
     def _wait(self, signals: Signals) -> None:
         """Wait for the next thing to happen, and deal with all that has."""
-        if self._launcher.wait(max(0.0, self._next_tick - time.monotonic()), signals.wake):
+        began = time.monotonic()
+        until = max(began, self._next_tick)
+        signalled = self._launcher.wait(until - began, signals.wake)
+        now = time.monotonic()
+        if now - until > _STOPPED:
+            self._excuse(now, now - until)
+        if signalled:
             self._hear_signals(signals)
         self._take_changes()
         if self._ending is not Ending.DONE:
@@ -160,6 +168,11 @@ class Supervisor:
             self._stop_at_goal()
         if time.monotonic() >= self._next_tick:
             self._tick()
+
+    def _excuse(self, now: float, stopped_s: float) -> None:
+        """Hold none to a time in which this process was stopped: what stops an agent stops its workers, too."""
+        for worker in self._workers.values():
+            worker.excuse(now, stopped_s)
 
     def _tick(self) -> None:
         """Check what no message reports: limits, the deadline, workers elsewhere."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -404,6 +406,33 @@ def test_a_trial_that_hangs_is_ended_with_all_its_processes(studies: Studies, do
     assert trial.user_attrs["hpo:reason"] == settled.reason
     assert entry["outcome"] == "timed_out"
     wait_until(lambda: not [each for each in commands() if str(studies.folder) in each])
+
+
+def test_a_trial_that_was_stopped_with_its_supervisor_has_not_hung(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As all of an agent is where its container is frozen, or its job suspended."""
+    wait = LocalLauncher.wait
+
+    def stopped(launcher: LocalLauncher, seconds: float, wake: socket.socket) -> bool:
+        trials = [worker.trial_pid for worker in launcher._workers if worker.trial_pid and worker.held]
+        if not trials or slept:
+            return wait(launcher, seconds, wake)
+        slept.append(trials)
+        for trial in trials:
+            os.kill(trial, signal.SIGSTOP)
+        time.sleep(8)
+        threading.Timer(2, lambda: [os.kill(trial, signal.SIGCONT) for trial in trials]).start()
+        return wait(launcher, 0.0, wake)
+
+    slept: list[list[int]] = []
+    monkeypatch.setattr(LocalLauncher, "wait", stopped)
+    overrides = ("model.delay=0.2", "run.no_progress_timeout=5", "study.n_trials=1")
+    ending, heard = supervise(studies, *overrides)
+    assert ending is Ending.DONE
+    assert slept
+    (report,) = of(TrialReport, heard)
+    assert report.outcome == Outcome.COMPLETE
 
 
 def test_a_trial_that_takes_too_long_ends_with_a_checkpoint(studies: Studies) -> None:

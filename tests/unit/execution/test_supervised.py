@@ -153,6 +153,29 @@ def test_a_time_without_a_database_is_not_the_trials(held: Held, deciding: float
     assert held.theirs.poll()
 
 
+def test_a_time_in_which_all_was_stopped_is_not_the_trials(held: Held) -> None:
+    """Though its worker ran again before its supervisor looked."""
+    began = time.monotonic() - 100
+    held.supervised.running = Running(Lease(4, 1), 0.0, began)
+    held.process.pulse[BEAT] = began + 99  # it was stopped from 3 to 98
+    held.supervised.excuse(began + 99, 96.0)
+    held.supervised.hold_to(IDLE, 0.0, began + 103)
+    held.supervised.hold_to(LATE, 0.0, began + 103)
+    assert not held.theirs.poll()
+    assert held.supervised.running.spent_s == pytest.approx(3)
+    held.supervised.hold_to(LATE, 0.0, began + 107)
+    assert held.theirs.poll(), "what came before and after counts"
+
+
+def test_a_time_in_which_all_was_stopped_is_not_of_its_loading(held: Held) -> None:
+    began = held.supervised.since
+    held.supervised.excuse(began + 100, 98.0)
+    held.supervised.hold_to(IDLE, 0.0, began + 102)
+    assert held.lives
+    held.supervised.hold_to(IDLE, 0.0, began + 104)
+    assert not held.lives
+
+
 def test_an_end_of_its_own_is_a_loss_only_if_it_held_something(held: Held) -> None:
     held.process.process.kill()
     held.process.process.join()
