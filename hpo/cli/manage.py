@@ -64,7 +64,7 @@ def delete(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Delete a study: its trials in the storage, and its output folder.
+    """Delete a study: its trials in the storage, and what it wrote into its output folder.
 
     A link in the place of a folder there is removed, and what it leads to stays.
 

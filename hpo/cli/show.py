@@ -142,7 +142,7 @@ def trials(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """List all trials, or the last ones: outcome, values, parameters, epochs.
+    """List all trials, or the last ones: outcome, values, parameters, epochs, and why a trial was stopped.
 
     --internals adds a second table with what was not asked for. With --json both are there.
 

@@ -36,11 +36,15 @@ class RunSection(Section):
     """How the study is run: workers and devices, limits, storage and folders. May change between two runs."""
 
     workers: int | None = Field(
-        default=None, ge=1, le=MAX_PROCESSES, description="Processes to run side by side.", examples=[4]
+        default=None,
+        ge=1,
+        le=MAX_PROCESSES,
+        description="Processes to run side by side; one for each device, or group of devices, when left out.",
+        examples=[4],
     )
     devices: Devices = Field(
         default=None,
-        description="Devices that the workers share; auto: every GPU, or the processor. Groups of "
+        description="Devices that the workers share; auto, the default: every GPU, or the processor. Groups of "
         "`trainer.devices`: cuda:0+cuda:1,cuda:2+cuda:3.",
         examples=["auto", "cuda:0,cuda:1"],
     )
