@@ -12,6 +12,7 @@ from hpo.config.paths import (
     assign,
     join_path,
     list_index,
+    lookup,
     nearest,
     show,
     split_path,
@@ -25,6 +26,8 @@ from hpo.errors import InputError
 
 #: What other programs write before a key to add it, or to take it away.
 _SIGNS = ("+", "~")
+#: Sections that pydantic knows, and says more about.
+_SAYS_MORE = ("study", "run", "search_space", "where")
 
 
 def path_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | None:
@@ -47,11 +50,25 @@ def path_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | Non
     return None
 
 
+def list_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | None:
+    """Why a path to a position in a list that a config does not hold can't be set, as (problem, fix), or None.
+
+    Setting it would make a mapping there, which no target takes for a list.
+    """
+    for depth, key in enumerate(keys):
+        above = keys[:depth]
+        named = depth < 2 or keys[0] in _SAYS_MORE or above == ("optimizer", "groups")  # parts may be called `0`
+        if not named and str(key).isdecimal() and lookup(config, above) is None:
+            problem = f"names nothing: the config holds no list at `{join_path(above)}`"
+            return problem, f"write the whole list there, `{join_path(above)}`, of which this is a part"
+    return None
+
+
 def _is_open(node: dict[str, Any], keys: Keys) -> bool:
     """Whether names that a mapping does not hold yet may be added to it."""
     if not keys:
         return False
-    if keys[0] in {"study", "run", "search_space", "where"}:  # pydantic knows these, and says more about them
+    if keys[0] in _SAYS_MORE:
         return True
     named = keys[0] in {"metrics", "callbacks"} and len(keys) == 1
     callback = keys[0] == "callbacks" and len(keys) == 2
@@ -136,7 +153,7 @@ def _without_sign(path: str, value: str) -> str:
 
 
 def _check_override(raw: dict[str, Any], keys: Keys, text: str) -> None:
-    found = path_problem(raw, keys)
+    found = path_problem(raw, keys) or list_problem(raw, keys)
     entries = raw.get("search_space")
     if keys[0] == "search_space" and len(keys) > 1 and isinstance(entries, dict) and keys[1] not in entries:
         rest = join_path(keys[1:])

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hpo.config.conditions import Condition
-from hpo.config.overrides import path_problem
+from hpo.config.overrides import list_problem, path_problem
 from hpo.config.paths import PathError, join_path, lookup, same, show, split_path, suggest_name
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec, label
 from hpo.config.spec import StudySpec
@@ -203,7 +203,8 @@ def _check_path(spec: StudySpec, config: Mapping[str, Any], path: str) -> None:
     if keys[0] in _SEARCHED_ELSEWHERE:
         fix = "search the model, the optimizer or another section of the training"
         raise spec.error(f"`{keys[0]}` can't be searched", path=here, fix=fix)
-    if found := path_problem(config, keys):
+    searched = any(join_path(keys[:depth]) in spec.search_space for depth in range(1, len(keys)))
+    if found := path_problem(config, keys) or (None if searched else list_problem(config, keys)):
         raise spec.error(found[0], path=here, fix=found[1])
     # A callback may be switched off whole; else a section is replaced by another one.
     if keys == ("callbacks",):

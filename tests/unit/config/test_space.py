@@ -174,3 +174,22 @@ def test_entries_under_conditions_that_exclude_each_other_never_meet(folder: Pat
     assert space.may_meet("model.inner", "model.deep", 2)
     assert not space.may_meet("model.inner", "model.deep", 1)
     assert not space.may_meet("model.inner", "model.flat", 1)
+
+
+@pytest.mark.parametrize("path", ["optimizer.betas[0]", "optimizer.betas.0", "model.inner.sizes[1]"])
+def test_a_position_in_a_list_that_the_config_does_not_hold_is_refused(folder: Path, path: str) -> None:
+    with pytest.raises(InputError, match="the config holds no list at") as caught:
+        space_of(folder, {path: {"type": "float", "low": 0.8, "high": 0.9}})
+    assert caught.value.path == f"search_space[{path}]"
+    with pytest.raises(InputError, match="the config holds no list at"):
+        load_spec(folder / "s.yaml", [f"{path}=0.8"])
+
+
+def test_a_position_in_a_list_that_is_searched_whole_is_taken(folder: Path) -> None:
+    sizes = {"model.sizes": choice([8, 8], [16, 16]), "model.sizes[0]": {"type": "int", "low": 1, "high": 4}}
+    assert set(space_of(folder, sizes).params) == set(sizes)
+
+
+def test_a_group_of_parameters_may_be_called_by_a_number(folder: Path) -> None:
+    entries = {"optimizer.groups[0].lr": {"type": "float", "low": 0.8, "high": 0.9}}
+    assert set(space_of(folder, entries).params) == set(entries)
