@@ -196,10 +196,26 @@ class Builder:
         built: list[Callback] = []
         for name, arguments in configured(config).items():
             if TARGET in arguments:
-                built.append(instantiate(self.resolver, arguments))
+                built.append(self._own_callback(name, arguments))
             else:
                 built.append(self.built_in(name, arguments, place, config))
         return built
+
+    def _own_callback(self, name: str, arguments: Mapping[str, Any]) -> Callback:
+        """One that the study file names by its import path.
+
+        Raises:
+            InputError: It makes no callback.
+        """
+        callback: object = instantiate(self.resolver, arguments)
+        if not isinstance(callback, Callback):
+            raise self.spec.error(
+                f"made no trainer.Callback but an object of {type(callback).__name__}",
+                path=join_path(("callbacks", name, TARGET)),
+                value=arguments[TARGET],
+                fix="name a class derived from trainer.Callback, or a function that returns an object of one",
+            )
+        return callback
 
     def built_in(
         self,

@@ -335,6 +335,7 @@ def test_a_number_of_numpys_is_one_for_a_metric_as_it_is_in_a_run(file: Path, ki
             "write a smaller `loader.batch_size`",
         ),
         (["model={_target_: parts.Plain}", "search_space={}"], "model._target_", "no torch.nn.Module", "derived"),
+        (["callbacks={own: {_target_: parts.Plain}}"], "callbacks.own._target_", "no trainer.Callback", "derived"),
         (
             ["model={_target_: parts.Unregistered}", "search_space={}"],
             "optimizer._target_",
