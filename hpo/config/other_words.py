@@ -1,4 +1,4 @@
-"""What other tools call what a study file has (W&B sweeps, Ray Tune, older Optuna, Lightning, transformers)."""
+"""What other tools call what a study file has (W&B sweeps, Ray Tune, Optuna, Lightning, transformers)."""
 
 from __future__ import annotations
 
@@ -61,6 +61,13 @@ _OF_TRAINERS: Final = {
     "enable_progress_bar": "callbacks.progress_bar",
 }
 
+#: Arguments of Optuna's ``create_study`` and ``optimize`` that have another name here.
+_OF_OPTUNA: Final = {
+    "study_name": "study.name",
+    "directions": "study.objectives",
+    "n_jobs": "run.workers",
+}
+
 #: Values of ``trainer.precision`` elsewhere: Lightning's mixed precisions, and the names of types.
 _PRECISIONS: Final = {
     "16": "fp16",
@@ -82,8 +89,9 @@ def precision_here(value: Any) -> Any:
 
 
 def place_here(keys: Keys) -> str:
-    """Where a study file has what its section ``trainer`` is asked for by another trainer's name; else empty."""
-    return _OF_TRAINERS.get(str(keys[1]), "") if len(keys) == 2 and keys[0] == "trainer" else ""
+    """Where a study file has what `trainer` or `study` is asked for by another tool's name; else empty."""
+    words = {"trainer": _OF_TRAINERS, "study": _OF_OPTUNA}
+    return words.get(str(keys[0]), {}).get(str(keys[1]), "") if len(keys) == 2 else ""
 
 
 def translated(entry: Mapping[str, Any]) -> str:

@@ -16,6 +16,8 @@ import pytest
 import torch
 import yaml
 from optuna.distributions import FloatDistribution
+from optuna.pruners import MedianPruner
+from optuna.samplers import TPESampler
 from torch import nn
 
 import hpo
@@ -250,6 +252,15 @@ def test_what_workers_could_not_make_is_refused(tmp_path: Path, model: Any, said
     assert str(error.value).startswith(said), str(error.value)
     assert fix in error.value.fix
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"), [("sampler", TPESampler(seed=1)), ("pruner", MedianPruner())], ids=["sampler", "pruner"]
+)
+def test_an_object_of_optunas_is_refused_with_how_it_is_named(tmp_path: Path, argument: str, given: Any) -> None:
+    with pytest.raises(hpo.InputError, match=f"study.{argument}: is an object of") as error:
+        study(tmp_path, **{argument: given}).spec()
+    assert f'write `{argument}={{"name": ' in error.value.fix
 
 
 def test_a_range_of_optunas_own_is_refused_with_those_that_there_are(tmp_path: Path) -> None:

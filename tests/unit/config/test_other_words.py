@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from hpo.config.other_words import _OF_TRAINERS, place_here, translated
+from hpo.config.other_words import _OF_OPTUNA, _OF_TRAINERS, place_here, translated
 from hpo.config.schema import known_keys
 from hpo.config.schema_space import ParamSpec
 from hpo.config.spec import load_spec
@@ -65,8 +65,15 @@ def test_an_argument_of_another_trainer_has_a_place_that_is_there(name: str) -> 
         assert (section, key) in known_keys()
 
 
-def test_only_the_section_trainer_is_asked_for_these() -> None:
-    assert place_here(("loader", "lr")) == place_here(("trainer", "max_epochs")) == place_here(("trainer",)) == ""
+@pytest.mark.parametrize("name", _OF_OPTUNA)
+def test_an_argument_of_optuna_has_a_place_that_is_there(name: str) -> None:
+    assert ("study", name) not in known_keys()
+    assert tuple(place_here(("study", name)).split(".")) in known_keys()
+
+
+def test_only_the_section_that_it_belongs_in_is_asked_for_these() -> None:
+    assert place_here(("loader", "lr")) == place_here(("study", "lr")) == ""
+    assert place_here(("trainer", "max_epochs")) == place_here(("trainer",)) == ""
 
 
 def test_a_key_of_the_same_section_is_meant_rather_than_one_elsewhere(tmp_path: Path) -> None:
