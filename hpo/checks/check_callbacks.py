@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from hpo.checks.check_metrics import check_metric
 from hpo.checks.findings import Finding
@@ -20,6 +20,9 @@ from hpo.trial.place import RunPlace
 from trainer import Callback
 from trainer.callbacks import NaNDetection
 from trainer.recorded import names_in
+
+_ALWAYS_ON: Final = "can't be switched off"
+_NEEDED: Final = "outcomes and resuming depend on it"
 
 
 def check_callbacks(
@@ -38,8 +41,8 @@ def check_callbacks(
     """
     for name, row in CALLBACKS.items():
         if row.required and spec.config.callbacks.get(name) is False:
-            fix = "remove the line: outcomes and resuming depend on it"
-            errors.append(spec.error("can't be switched off", path=f"callbacks.{name}", value=False, fix=fix))
+            fix = f"remove the line: {_NEEDED}"
+            errors.append(spec.error(_ALWAYS_ON, path=f"callbacks.{name}", value=False, fix=fix))
     with collected(errors):
         _check_steps(spec)
     builder, place = Builder(spec), RunPlace(spec.output_dir, "check")
@@ -116,6 +119,11 @@ def _given_at(path: str, arguments: Mapping[str, Any], metric: str) -> str:
     return path
 
 
+def _refuse_without(name: str, config: Mapping[str, Any]) -> None:
+    if CALLBACKS[name].required and config["callbacks"].get(name) is False:
+        raise InputError(_ALWAYS_ON, fix=f"remove the choice: {_NEEDED}")
+
+
 def _check_search(
     builder: Builder, place: RunPlace, broken: Collection[str], errors: list[InputError]
 ) -> list[tuple[str, Callback]]:
@@ -134,6 +142,7 @@ def _check_search(
             try:
                 config = spec.resolve({path: value})
                 if section == "callbacks" and rest[0] in CALLBACKS:
+                    _refuse_without(str(rest[0]), config)
                     arguments = configured(config).get(str(rest[0]), {})
                     if TARGET not in arguments:
                         made.append((here, builder.built_in(str(rest[0]), arguments, place)))

@@ -287,6 +287,9 @@ def test_a_studys_own_callback_runs_and_its_metric_can_be_the_studys(studies: St
 def test_what_a_study_needs_cannot_be_switched_off(studies: Studies, name: str) -> None:
     with pytest.raises(InputError, match=f"callbacks.{name}: can't be switched off"):
         check(studies.spec(f"callbacks={{{name}: false}}"))
+    space = f"search_space={{callbacks.{name}: {{type: categorical, choices: [true, false]}}}}"
+    with pytest.raises(InputError, match=rf"search_space\[callbacks.{name}\]: can't be switched off"):
+        check(studies.spec(f"callbacks={{{name}: true}}", space))
 
 
 @pytest.mark.parametrize(
