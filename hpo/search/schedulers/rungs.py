@@ -118,13 +118,13 @@ def check_ladder(factor: int, first_rung: int) -> None:
 
 
 def ladder(horizon: int, factor: float, first: int = 1) -> list[int]:
-    """Epochs ``first``, ``first · factor`` …, each at least one later, and the horizon at the end.
+    """Epochs ``first``, ``first · factor`` … with a factor above 1, and the horizon at the end.
 
     A factor of 3 makes 1, 3, 9, 27, 50 of 50; the last rung below the horizon is left out where it is near it.
     """
     rungs = [min(first, horizon)]
     while rungs[-1] < horizon:
-        rungs.append(min(max(rungs[-1] + 1, math.ceil(rungs[-1] * factor)), horizon))
+        rungs.append(min(math.ceil(rungs[-1] * factor), horizon))
     if len(rungs) > 1 and rungs[-2] > _NEAR * horizon:
         del rungs[-2]
     return rungs

@@ -26,6 +26,8 @@ from tests.support.standings import after, seen, standing
         (30, 3, 1, [1, 3, 9, 30]),  # 27 is near 30
         (50, 3, 3, [3, 9, 27, 50]),
         (50, 1.5, 3, [3, 5, 8, 12, 18, 27, 50]),
+        (10, 3, 8, [8, 10]),
+        (10, 3, 9, [10]),
         (2, 3, 3, [2]),
         (1, 3, 1, [1]),
     ],
@@ -109,6 +111,25 @@ def test_where_all_violate_a_bound_that_training_may_mend_as_few_are_promoted_as
 
     # One that has ended outside of the bound has come to its rungs as well as the others.
     assert after_all(bounded=True) < 1.3 * after_all(bounded=False)
+
+
+def test_who_stays_outside_of_a_bound_is_not_ahead_of_those_that_training_may_bring_within_it() -> None:
+    stays, *may_mend = [seen(k, [0.1 * k], feasible=False, mends=k > 0) for k in range(3)]
+    answer = Asha().next(standing([stays, *may_mend]))
+    assert isinstance(answer, Resume)
+    assert answer.number == 1
+    promoted = Asha().next(standing([replace(stays, mends=True), *may_mend]))
+    assert isinstance(promoted, Resume)
+    assert promoted.number == 0
+
+
+def test_a_trial_of_an_earlier_study_takes_no_place_on_a_rung() -> None:
+    earlier = seen(0, [0.0], "ended", imported=True, source="other")
+    own = [seen(k, [0.1 * k]) for k in range(1, 4)]
+    answer = Asha().next(standing([earlier, *own]))
+    assert isinstance(answer, Resume)
+    assert answer.number == 1
+    assert isinstance(Asha().next(standing([replace(earlier, source=None), *own])), New)
 
 
 def test_the_last_promotion_is_to_the_end() -> None:
