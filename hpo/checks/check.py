@@ -300,6 +300,10 @@ class _Call:
             for group, arguments in self.node.base.get("groups", {}).items():
                 for name in arguments.keys() - {PARAMETERS}:
                     yield name, join_path(("optimizer", "groups", group, name))
+            for path in self.searched:
+                match split_path(path):
+                    case ("optimizer", "groups", _, str(name)) if name != PARAMETERS:
+                        yield name, join_path(("search_space", path))
 
     @property
     def _is_top(self) -> bool:

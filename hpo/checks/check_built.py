@@ -116,7 +116,7 @@ def _refused(resolver: TargetResolver, config: Mapping[str, Any]) -> _Refusal | 
             if _is_plain(scheduler_node, "torch.optim.lr_scheduler."):
                 section, node = "lr_scheduler", scheduler_node
                 _step(resolver, _arguments(section, node), optimizer)
-    except (ValueError, TypeError, ArithmeticError) as error:
+    except (ValueError, TypeError, ArithmeticError, IndexError) as error:
         return _Refusal(section, str(node[TARGET]), error_text(error).partition("\n")[0])
     except Exception:  # noqa: BLE001 - such as a device that this one weight is not on
         return None

@@ -88,6 +88,13 @@ def scheduler(name: str, arguments: str) -> str:
             "leave this choice out",
         ),
         (
+            [searched("optimizer.betas", "type: categorical, choices: [[0.9, 0.99], [0.9]]")],
+            "search_space[optimizer.betas]",
+            "[0.9]",
+            "`torch.optim.AdamW` fails with this value: IndexError",
+            "leave this choice out",
+        ),
+        (
             [
                 SGD,
                 f"search_space={{{KINDS}, optimizer.momentum: {{type: float, low: 0, high: -1, {OF_SGD}}}}}",

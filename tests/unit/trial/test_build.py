@@ -162,6 +162,11 @@ def test_groups_give_parameters_arguments_of_their_own(studies: Studies) -> None
         ),
         (("optimizer.groups={layers: {lrr: 1}}",), "optimizer.groups.layers.lrr", "takes no argument `lrr`"),
         (
+            ("search_space={optimizer.groups.layers.lrr: {type: float, low: 0.1, high: 1.0}}",),
+            "search_space[optimizer.groups.layers.lrr]",
+            "takes no argument `lrr`",
+        ),
+        (
             (GROUPS, "search_space={optimizer.groups.biases.lr: {type: float, low: 0.1, high: 1.0}}"),
             "search_space[optimizer.groups.biases.lr]",
             "names nothing in the config",
