@@ -111,14 +111,21 @@ class Supervised:
 
         Args:
             now: The monotonic clock.
-            stopped_s: Seconds until now that it was stopped at least; its loading is not held to them either.
+            stopped_s: Seconds until now that it was stopped at least; its loading, and its end where it was asked
+                for one, are not held to them either.
         """
         self.since += stopped_s
-        if self.running is not None and self.running.verdict is None:
-            # Time before the trouble counts; the last batch shows when that was.
-            before = max(self.running.since, min(now - stopped_s, self.worker.beat)) - self.running.since
-            self.running.spent_s += before
-            self.running.since = now
+        if self._gone_by is not None:
+            self._gone_by += stopped_s
+        if self.running is None:
+            return
+        if self.running.verdict is not None:
+            self.running.kill_at += stopped_s
+            return
+        # Time before the trouble counts; the last batch shows when that was.
+        before = max(self.running.since, min(now - stopped_s, self.worker.beat)) - self.running.since
+        self.running.spent_s += before
+        self.running.since = now
 
     def kill(self, verdict: Verdict = _AT_ONCE) -> None:
         """End it with all its processes; the first reason counts."""

@@ -176,6 +176,29 @@ def test_a_time_in_which_all_was_stopped_is_not_of_its_loading(held: Held) -> No
     assert not held.lives
 
 
+def test_a_time_in_which_all_was_stopped_is_not_of_its_end(held: Held) -> None:
+    """It was asked to end, with a checkpoint, and stopped before it could."""
+    began = time.monotonic()
+    held.supervised.running = Running(Lease(4, 1), LATE.wall_s or 0.0, began)
+    held.supervised.hold_to(LATE, 30.0, began + 1)
+    assert held.theirs.poll()
+    held.supervised.excuse(began + 101, 99.0)
+    held.supervised.hold_to(LATE, 30.0, began + 120)
+    assert held.lives
+    held.supervised.hold_to(LATE, 30.0, began + 131)
+    assert not held.lives
+
+
+def test_a_time_in_which_all_was_stopped_is_not_of_its_leaving(held: Held) -> None:
+    held.supervised.hear(Leaving(within_s=5.0))
+    now = time.monotonic()
+    held.supervised.excuse(now + 100, 98.0)
+    held.supervised.hold_to(IDLE, 0.0, now + 101)
+    assert held.lives
+    held.supervised.hold_to(IDLE, 0.0, now + 105)
+    assert not held.lives
+
+
 def test_an_end_of_its_own_is_a_loss_only_if_it_held_something(held: Held) -> None:
     held.process.process.kill()
     held.process.process.join()
