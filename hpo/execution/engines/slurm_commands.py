@@ -25,7 +25,7 @@ _AWAY: Final = re.compile(
     r"|Zero Bytes|standby mode|Resource temporarily unavailable|try again"
 )
 #: What commands print about a job that has ended, or is forgotten.
-_ENDED: Final = re.compile(r"already completing or completed|Invalid job id")
+_ENDED: Final = re.compile(r"already completing or completed|already finished|Invalid job id")
 #: Slurm's errors of the same meaning (ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE) as exit codes: scancel may end
 #: with one and print nothing.
 _ENDED_CODES: Final = (2017 % 256, 2021 % 256)

@@ -142,6 +142,26 @@ def test_to_cancel_what_has_ended_is_no_error(
         SlurmCommands().cancel(["7_0"], "--signal=TERM")
 
 
+@pytest.mark.parametrize(
+    ("says", "harmless"),
+    [
+        ("7_0: Job has already finished", True),
+        ("slurm_update error: Invalid job id specified", True),
+        ("slurm_update error: Access/permission denied", False),
+    ],
+)
+def test_that_what_has_ended_is_not_to_start_again_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, harmless: bool
+) -> None:
+    """As scontrol says it of a task of an array, and of a job."""
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\necho '{says}' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with contextlib.nullcontext() if harmless else pytest.raises(StudyError, match=r"^scontrol: "):
+        SlurmCommands().forbid_requeue("7_0")
+
+
 def test_what_a_script_asks_for_outdoes_a_persons_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
