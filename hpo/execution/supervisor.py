@@ -171,6 +171,7 @@ class Supervisor:
 
     def _excuse(self, now: float, stopped_s: float) -> None:
         """Hold none to a time in which this process was stopped: what stops an agent stops its workers, too."""
+        self._kill_at += stopped_s
         for worker in self._workers.values():
             worker.excuse(now, stopped_s)
 
