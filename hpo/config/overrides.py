@@ -59,8 +59,8 @@ def list_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | Non
         above = keys[:depth]
         named = depth < 2 or keys[0] in _SAYS_MORE or above == ("optimizer", "groups")  # parts may be called `0`
         if not named and str(key).isdecimal() and lookup(config, above) is None:
-            problem = f"names nothing: the config holds no list at `{join_path(above)}`"
-            return problem, f"write the whole list there, `{join_path(above)}`, of which this is a part"
+            problem = f"names nothing: the config holds nothing at `{join_path(above)}`"
+            return problem, f"write the whole of `{join_path(above)}`, of which this is a part"
     return None
 
 

@@ -178,10 +178,10 @@ def test_entries_under_conditions_that_exclude_each_other_never_meet(folder: Pat
 
 @pytest.mark.parametrize("path", ["optimizer.betas[0]", "optimizer.betas.0", "model.inner.sizes[1]"])
 def test_a_position_in_a_list_that_the_config_does_not_hold_is_refused(folder: Path, path: str) -> None:
-    with pytest.raises(InputError, match="the config holds no list at") as caught:
+    with pytest.raises(InputError, match="the config holds nothing at") as caught:
         space_of(folder, {path: {"type": "float", "low": 0.8, "high": 0.9}})
     assert caught.value.path == f"search_space[{path}]"
-    with pytest.raises(InputError, match="the config holds no list at"):
+    with pytest.raises(InputError, match="the config holds nothing at"):
         load_spec(folder / "s.yaml", [f"{path}=0.8"])
 
 
