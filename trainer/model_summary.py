@@ -18,6 +18,7 @@ from trainer.step.manual import as_evaluated
 from trainer.step.modes import kept_modes
 from trainer.step.parts import bare_model
 from trainer.step.supervised import Step
+from trainer.step.uncompiled import uncompiled
 
 _SHOWN = 3
 
@@ -114,7 +115,7 @@ def _watched(model: nn.Module, depth: int, shapes: dict[str, tuple[tuple[int, ..
 
         return hook
 
-    with ExitStack() as handles:
+    with uncompiled(), ExitStack() as handles:
         for name, module in _modules(model, depth):
             handle: RemovableHandle = module.register_forward_hook(note(name))
             handles.callback(handle.remove)

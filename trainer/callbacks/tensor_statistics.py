@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from trainer.callback import Callback, TrainerView
 from trainer.checks import check_count
 from trainer.metrics.epoch import Reduce
 from trainer.state import TrainState
 from trainer.step.parts import bare_model
+from trainer.step.uncompiled import uncompiled
 
 #: What can be computed of a tensor, by name.
 STATISTICS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
@@ -48,8 +49,8 @@ class TensorStatistics(Callback):
     times a step, as LBFGS does, the first evaluation is. Nothing is read from the device before the
     epoch's end. There are as many metrics as tensors times statistics: for a large model choose some by ``names``.
     All are there before the first ``on_epoch_end``. With several processes a statistic of activations is that of
-    each one's part of the batch, and their mean or maximum. Measuring the activations of a model that is compiled
-    breaks its graph at each module, and a step that is replayed as a CUDA graph can't be looked into: with
+    each one's part of the batch, and their mean or maximum. A compiled model whose activations are measured runs
+    as it was written for that step. A step that is replayed as a CUDA graph can't be looked into: with
     ``cuda_graph`` this callback is refused.
 
     Example::
@@ -75,7 +76,7 @@ class TensorStatistics(Callback):
     priority = 12
     writes = ("grad_*", "param_*", "activation_*")
     writes_in = "on_train_epoch_end"
-    transient = ("_handles", "_watched", "_measures", "_waiting", "_activations", "_left_out")
+    transient = ("_watching", "_waiting", "_activations", "_left_out")
 
     def __init__(
         self,
@@ -96,30 +97,25 @@ class TensorStatistics(Callback):
         self.every_n_steps = every_n_steps
         self.statistics = _checked(statistics)
         self.names = pattern(names)
-        self._handles: list[RemovableHandle] = []
-        self._watched: nn.Module | None = None  # the model whose modules have the hooks
-        self._measures = False  # only inside the forward pass of a step that is measured
+        self._watching = ExitStack()  # has what is to be undone after the forward pass of a step that is measured
         self._waiting: list[_Number] = []  # what was measured for a step that is still to be taken
         self._activations: list[_Number] = []  # of the running batch
         self._left_out = False  # whether the latest step of the batch is still to be taken, or never will be
 
-    def on_train_epoch_start(self, trainer: TrainerView) -> None:
-        """Watch what the modules return, of the model that trains in this epoch."""
-        self._watch(trainer)
-
-    def on_train_batch_start(self, trainer: TrainerView) -> None:
+    def on_train_batch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Forget a batch that failed."""
         self._activations, self._left_out = [], False
-        if self._watched is None:  # the first batch of a run that resumes inside an epoch
-            self._watch(trainer)
+        self._watching.close()
 
     def on_before_forward(self, trainer: TrainerView) -> None:
         """Measure activations from here."""
-        self._measures = self._is_due(trainer)
+        if self.activations and self._is_due(trainer):
+            self._watching.close()  # of an evaluation of the same step that failed
+            self._watch(trainer)
 
     def on_after_forward(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """No more: evaluation, and what is computed again for the backward pass, is not measured."""
-        self._measures = False
+        self._watching.close()
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Measure gradients and parameters."""
@@ -150,8 +146,7 @@ class TensorStatistics(Callback):
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Leave the modules as they were."""
-        self._unwatch()
-        self._measures = False
+        self._watching.close()
 
     def _is_due(self, trainer: TrainerView) -> bool:
         state = trainer.state
@@ -161,26 +156,17 @@ class TensorStatistics(Callback):
         return self.names is None or self.names.search(name) is not None
 
     def _watch(self, trainer: TrainerView) -> None:
-        model = bare_model(trainer.model)
-        if model is self._watched:
-            return
-        self._unwatch()
-        self._watched = model
-        if self.activations:
-            for path, module in model.named_modules():
-                name = path or "model"
-                if self._wants(name) if self.names else not any(True for _ in module.children()):
-                    self._handles.append(module.register_forward_hook(self._hook(name, module, trainer.state)))
-
-    def _unwatch(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._watched = [], None
+        self._watching.enter_context(uncompiled())
+        for path, module in bare_model(trainer.model).named_modules():
+            name = path or "model"
+            if self._wants(name) if self.names else not any(True for _ in module.children()):
+                handle = module.register_forward_hook(self._hook(name, module, trainer.state))
+                self._watching.callback(handle.remove)
 
     def _hook(self, name: str, of: nn.Module, state: TrainState) -> Callable[[nn.Module, Any, Any], None]:
         def measure(module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG001
             # A copy of the model has copies of its hooks.
-            if self._measures and not state.evaluation and module is of:
+            if not state.evaluation and module is of:
                 for suffix, tensor in _tensors(output):
                     self._activations += self._numbers(f"activation_{{}}/{name}{suffix}", tensor)
 

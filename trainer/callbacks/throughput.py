@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
+from warnings import catch_warnings, filterwarnings
 
 import torch
 
@@ -15,12 +17,16 @@ from trainer.callback import Callback, TrainerView
 from trainer.data.lengths import batch_length
 from trainer.data.moving import tensors_in
 from trainer.distributed.ranks import world_size
+from trainer.step.uncompiled import uncompiled
 from trainer.step_log import StepRecord
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
 logger = logging.getLogger(__name__)
+
+#: Batches that warm up a fit whose first one is counted: uncompiled, and the next one compiles.
+_COUNTED = 2
 
 
 class Throughput(Callback):
@@ -52,7 +58,9 @@ class Throughput(Callback):
         flops_per_sample: Floating-point operations of forward and backward for one sample; for a transformer
             about 6 times parameters times tokens (Kaplan et al. 2020, arXiv:2001.08361). ``"measure"`` counts
             those of the fit's first batch by ``torch.utils.flop_counter``: matrix products, convolutions and
-            attention, which is what takes time; what is compiled, or recorded as a CUDA graph, it can't see.
+            attention, which is what takes time. A compiled model runs as it was written in that batch and is
+            compiled in the next one, so that the second batch counts in no rate either; what is recorded as a
+            CUDA graph it can't see.
         peak_flops: Operations per second that the device can do at most in the precision that is used.
         unit: What is counted beside samples, such as ``"tokens"``.
         count: Takes a batch, returns how many units it has, without reading from the device. None: the elements
@@ -74,8 +82,8 @@ class Throughput(Callback):
         "flops_utilisation",
     )
     transient = (
-        *("_warm", "_started", "_last", "_seconds", "_counts", "_logged", "_waited", "_epochs", "_since"),
-        *("_flops", "_counter", "_processes", "_evaluating_since", "_of_all"),
+        *("_cold", "_started", "_last", "_seconds", "_counts", "_logged", "_waited", "_epochs", "_since"),
+        *("_flops", "_counter", "_until_counted", "_processes", "_evaluating_since", "_of_all"),
     )
 
     def __init__(
@@ -102,11 +110,12 @@ class Throughput(Callback):
         self.writes = (*self.writes, f"{unit}_per_second")
         self._flops = None if flops_per_sample == "measure" else flops_per_sample
         self._counter: FlopCounterMode | None = None
+        self._until_counted = ExitStack()  # what is to be ended with it
         if flops_per_sample == "measure":  # else no hook runs in a step
             self.__dict__["on_before_forward"] = self._start_counting
             self.__dict__["on_after_forward"] = self._stop_after_own_updates
             self.__dict__["on_after_backward"] = self._stop_after_backward
-        self._warm = False
+        self._cold = 1  # batches of the fit that are still to warm it up
         self._resumed_inside = False
         self._processes = 1
         self._epochs = 0
@@ -123,9 +132,9 @@ class Throughput(Callback):
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Forget the fit before."""
         self._processes = world_size()
-        self._warm = False
+        self._cold = 1
         if self.flops_per_sample == "measure":
-            self._flops = None
+            self._flops, self._cold = None, _COUNTED
         self._resumed_inside = trainer.state.batch_index > 0
         self._epochs = 0
         self._begin()
@@ -140,9 +149,9 @@ class Throughput(Callback):
         self._waited += perf_counter() - self._last
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Count the batch, unless it is the fit's first."""
-        if not self._warm:
-            self._warm = True
+        """Count the batch, unless it warms up the fit."""
+        if self._cold:
+            self._cold -= 1
             self._stop_counting(trainer)  # of a batch whose backward pass was skipped
             _finish_work(trainer.device)
             self._begin()
@@ -210,11 +219,18 @@ class Throughput(Callback):
         return rates
 
     def _start_counting(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        if not self._warm and self._flops is None:
+        if self._cold == _COUNTED and self._flops is None:
             from torch.utils.flop_counter import FlopCounterMode
 
             self._counter = FlopCounterMode(display=False)
-            self._counter.__enter__()  # type: ignore[no-untyped-call]
+            with ExitStack() as until_counted:
+                until_counted.enter_context(catch_warnings())
+                filterwarnings(
+                    "ignore", "Using `torch.compile.* global hooks"
+                )  # the counter's, which are harmless
+                until_counted.enter_context(self._counter)
+                until_counted.enter_context(uncompiled())
+                self._until_counted = until_counted.pop_all()
 
     def _stop_after_own_updates(self, trainer: TrainerView) -> None:
         """A step that makes its own updates has all its passes, forward and backward, between the two events."""
@@ -237,7 +253,7 @@ class Throughput(Callback):
         """What counts, if anything does; no more."""
         counter, self._counter = self._counter, None
         if counter is not None:
-            counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._until_counted.close()
         return counter
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002

@@ -121,3 +121,12 @@ def test_the_callback_logs_it_once_a_fit_and_changes_nothing(caplog: pytest.LogC
 def test_a_depth_below_zero_is_refused(make: Any) -> None:
     with pytest.raises(ValueError, match="depth is -1: give at least 0"):
         make(depth=-1)
+
+
+def test_a_compiled_part_that_has_been_called_is_looked_into() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), torch.compile(nn.Sequential(nn.Linear(3, 2)), backend="eager"))
+    before = [row.shapes for row in summary(model, torch.zeros(5, 4), depth=4).rows]
+    with torch.no_grad():
+        model.eval()(torch.zeros(5, 4))
+    assert [row.shapes for row in summary(model, torch.zeros(5, 4), depth=4).rows] == before
+    assert all(before)

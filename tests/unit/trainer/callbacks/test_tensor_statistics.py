@@ -69,6 +69,23 @@ def test_a_wrapped_model_has_the_names_of_what_is_in_it(wrap: Callable[[nn.Modul
     assert recorded(wrapped) == pytest.approx(recorded(fit(statistics(), model=make_model())))
 
 
+def test_a_model_that_is_compiled_already_is_looked_into_and_stays_in_one_piece() -> None:
+    def compiled_fit(*callbacks: Callback) -> tuple[Trainer, int]:
+        graphs: list[Any] = []
+        torch.compiler.reset()
+        model = torch.compile(make_model(), backend=lambda graph, inputs: graphs.append(inputs) or graph.forward)
+        trainer = build(*callbacks, model=model)
+        trainer.model(torch.zeros(4, 4))
+        assert len(graphs) == 1
+        trainer.fit(regression(4 * BATCHES), regression(9, seed=8))
+        return trainer, len(graphs)
+
+    statistics = partial(TensorStatistics, activations=True)
+    trainer, graphs = compiled_fit(statistics(every_n_steps=3))
+    assert recorded(trainer) == pytest.approx(recorded(fit(statistics(every_n_steps=3))))
+    assert graphs == compiled_fit()[1]
+
+
 def test_numbers_are_means_and_maxima_over_the_measured_steps() -> None:
     taken: list[tuple[Tensor, Tensor]] = []
 
@@ -280,12 +297,13 @@ def test_hooks_are_gone_after_a_fit_that_failed_anywhere(event: str) -> None:
 
 def test_two_fits_and_an_evaluation_register_nothing_twice(tmp_path: Any) -> None:
     counts: list[int] = []
-    watch = At("on_train_epoch_start", lambda trainer: counts.append(hooks(trainer.model)))
+    watch = At("on_before_forward", lambda trainer: counts.append(hooks(trainer.model)))
     trainer = fit(TensorStatistics(activations=True), watch, interrupt_at(3), Checkpoint(tmp_path))
     assert hooks(trainer.model) == 0
     trainer.fit(regression(4 * BATCHES), regression(9, seed=8))
     assert trainer.test(regression()).keys() == {"test_loss"}
-    assert counts == [5, 5]
+    # Measured is the first step of each epoch, of which there are two, and one resumes inside.
+    assert counts == [5, 0, 0, 0, 5, 0, 0, 0]
     assert hooks(trainer.model) == 0
 
 

@@ -302,6 +302,29 @@ def test_the_operations_of_a_batch_are_counted_in_the_first(
     assert "none were counted" in caplog.text
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["new", "compiled before"])
+def test_the_count_leaves_a_compiled_model_compiled_from_the_second_batch_on(known: bool) -> None:
+    compiled_at: list[int] = []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        compiled_at.append(trainer.state.step)
+        return lambda *inputs: runs.append(trainer.state.step) or graph(*inputs)
+
+    runs: list[int] = []
+    torch.compiler.reset()
+    model = torch.compile(nn.Sequential(nn.Linear(4, 1)), backend=keep)
+    trainer = make_trainer([Throughput("measure")], model=model, max_epochs=1)
+    if known:
+        trainer.model(torch.zeros(4, 4))
+        runs.clear()
+    per_sample = 2 * 4 + 2 * 4
+    trainer.fit(regression(16))
+    metrics = trainer.state.metrics
+    assert metrics["flops_per_second"] == pytest.approx(per_sample * metrics["samples_per_second"])
+    assert compiled_at == ([0] if known else [1])
+    assert runs == [1, 2, 3]
+
+
 def test_all_updates_of_a_step_of_its_own_are_counted(clock: Clock) -> None:
     def step(model: Any, batch: Any, update: Any) -> Any:
         for _ in range(3):
