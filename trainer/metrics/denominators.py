@@ -59,7 +59,7 @@ def denominator_of(loss: Loss) -> Denominator | None:
     """How to find what a loss was divided by; None: nothing is known, so it counts as a mean over samples.
 
     Known are torch's losses of two arguments: modules, subclasses that leave ``forward`` alone, functions of
-    ``torch.nn.functional`` and `functools.partial` of those.
+    ``torch.nn.functional``, `functools.partial` of those, and what torch.compile makes of any of them.
     """
     function, option = _recognised(loss)
     if function is None:
@@ -80,15 +80,29 @@ def denominator_of(loss: Loss) -> Denominator | None:
     return denominator
 
 
+def as_written(loss: Any) -> Any:
+    """What torch.compile was given, of what it returned; anything else as it is."""
+    while True:
+        if isinstance(loss, nn.Module):
+            inner = loss._modules.get("_orig_mod")  # noqa: SLF001 - the mark of torch.compile
+        else:  # by whose code it is: functools.wraps copies attributes and names, but not globals
+            module: str = getattr(loss, "__globals__", {}).get("__name__", "")
+            inner = getattr(loss, "__wrapped__", None) if module.startswith("torch._dynamo.") else None
+        if inner is None:
+            return loss
+        loss = inner
+
+
 def _recognised(loss: Loss) -> tuple[Callable[..., Tensor] | None, _Option]:
     """The function of torch that computes a loss, and its options by name."""
+    loss = as_written(loss)
     if isinstance(loss, nn.Module):
         for kind, function in _KNOWN.items():
             if getattr(loss.forward, "__func__", None) is kind.forward and type(loss).__call__ is _CALL:
                 return function, functools.partial(getattr, loss)
         return None, _DEFAULTS.__getitem__
     partial = loss if isinstance(loss, functools.partial) and not loss.args else functools.partial(loss)
-    loss, options = partial.func, partial.keywords
+    loss, options = as_written(partial.func), partial.keywords
     old = options.get("size_average") is not None or options.get("reduce") is not None
     known = next((function for function in _KNOWN.values() if function is loss), None)
     if old or (options.get("weight") is not None and known in _WEIGHS_ELEMENTS):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trainer.data.lengths import samples_in
-from trainer.metrics.denominators import denominator_of
+from trainer.metrics.denominators import as_written, denominator_of
 
 Weight = Tensor | float | None
 
@@ -50,7 +50,7 @@ class SupervisedStep:
     def __init__(self, loss: Callable[[Any, Any], Tensor]) -> None:
         self.loss = loss
         self._denominator = denominator_of(loss)
-        self._built = {name: value.detach().clone() for name, value in _buffers(loss).items()}
+        self._built = {name: value.detach().clone() for name, value in _buffers(as_written(loss)).items()}
 
     def state_of_loss(self, trained: Collection[int]) -> dict[str, Tensor]:
         """What a run has changed of a loss that is a module.
@@ -63,17 +63,20 @@ class SupervisedStep:
         Returns:
             By name the parameters that are trained, and the buffers that are other ones than when it was built.
         """
-        if not isinstance(self.loss, nn.Module):
+        loss = as_written(self.loss)
+        if not isinstance(loss, nn.Module):
             return {}
-        now, built = _buffers(self.loss), self._built
+        now, built = _buffers(loss), self._built
         changed = {name for name, value in now.items() if not _equals(value, built.get(name))}
-        changed |= {name for name, item in self.loss.named_parameters() if id(item) in trained}
-        return {name: value for name, value in self.loss.state_dict().items() if name in changed}
+        changed |= {name for name, item in loss.named_parameters() if id(item) in trained}
+        return {name: value for name, value in loss.state_dict().items() if name in changed}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore that."""
-        if isinstance(self.loss, nn.Module):
-            self.loss.load_state_dict(state, strict=False)
+        loss = as_written(self.loss)
+        if isinstance(loss, nn.Module):
+            plain = {name.removeprefix("_orig_mod."): value for name, value in state.items()}  # older ones had it
+            loss.load_state_dict(plain, strict=False)
 
     def __call__(self, model: nn.Module, batch: Any) -> StepResult:
         """Loss, outputs and weight of one batch."""

@@ -408,6 +408,34 @@ def test_a_loss_that_is_trained_goes_on_to_the_same_bits() -> None:
     assert frozen(whole)["step"].keys() == {"temperature", "batches"}
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own
+@pytest.mark.parametrize("compiled_again", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_trained_loss_may_be_compiled_or_not_when_its_run_resumes(compiled: bool, compiled_again: bool) -> None:
+    def loss(is_compiled: bool) -> Any:
+        return torch.compile(Tempered(), backend="eager") if is_compiled else Tempered()
+
+    whole, stopped, again = (
+        tempered(loss(False)),
+        tempered(loss(compiled), interrupt_at(2)),
+        tempered(loss(compiled_again)),
+    )
+    for trainer in (whole, stopped):
+        trainer.fit(regression(SAMPLES))
+    again.load_state_dict(through_file(stopped.state_dict()))
+    again.fit(regression(SAMPLES))
+    assert_same(frozen(again), frozen(whole))
+
+
+def test_a_compiled_loss_of_an_older_checkpoint_is_restored() -> None:
+    stopped, again = tempered(Tempered(), interrupt_at(2)), tempered(Tempered())
+    stopped.fit(regression(SAMPLES))
+    checkpoint = through_file(stopped.state_dict())
+    named = {f"_orig_mod.{name}": value for name, value in checkpoint["step"].items()}
+    again.load_state_dict({**checkpoint, "step": named})
+    assert_same(frozen(again)["step"], frozen(stopped)["step"])
+
+
 def test_what_a_loss_was_built_with_is_no_part_of_a_checkpoint() -> None:
     stopped, loss = tempered(Tempered(), interrupt_at(2)), Tempered(weight=5.0)
     stopped.fit(regression(SAMPLES))

@@ -144,10 +144,40 @@ def replaced() -> nn.Module:
     return loss
 
 
+def compiled(loss: Any) -> Any:
+    return torch.compile(loss, backend="eager")
+
+
+def wrapped(loss: Any) -> Any:
+    """With all names and attributes of the loss, but not its value."""
+    return functools.wraps(loss)(lambda outputs, targets: 2 * loss(outputs, targets))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        compiled(nn.CrossEntropyLoss(ignore_index=0)),
+        compiled(functools.partial(functional.cross_entropy, ignore_index=0)),
+        functools.partial(compiled(functional.cross_entropy), ignore_index=0),
+    ],
+    ids=["module", "partial", "function"],
+)
+def test_a_compiled_loss_counts_as_it_was_written(loss: Any) -> None:
+    outputs = torch.randn(6, C, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([0, 1, 2, 1, 0, 0])
+    assert merged(loss, outputs, targets, [1, 3, 2], grad=True) == pytest.approx(loss(outputs, targets).item())
+
+
 @pytest.mark.parametrize(
     ("loss", "known"),
     [
         (Renamed(), True),
+        (compiled(Renamed()), True),
+        (compiled(functional.nll_loss), True),
+        (compiled(Other()), False),
+        (wrapped(functional.nll_loss), False),
+        (wrapped(compiled(functional.nll_loss)), False),
+        (compiled(wrapped(functional.nll_loss)), False),
         (functional.nll_loss, True),
         (Other(), False),
         (Called(), False),
