@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
 
 from trainer.callback import Callback, TrainerView
 from trainer.step.groups import matches, parameters_of
 from trainer.step.modes import Modes, apply_modes, modes_of
+from trainer.step.optimizers import each_of
 from trainer.step.parts import bare_model
 
 
@@ -17,7 +20,8 @@ class Freeze(Callback):
 
     Frozen parameters require no gradients, so that the backward pass ends above them, and have none, so that
     torch's optimizers pass over them: neither momentum nor weight decay moves them, and what the optimizer
-    keeps of them stays. Their modules are in eval mode meanwhile: statistics of batches stay, dropout is off. What
+    keeps of them stays. LBFGS, whose one direction is for all parameters, begins anew where what it remembers
+    would move them. Their modules are in eval mode meanwhile: statistics of batches stay, dropout is off. What
     is to be frozen follows from the epoch and the step, so a resumed run needs no state of it. When the fit is
     over, everything requires gradients as before. Several of them, each of other parts, unfreeze a model by parts.
 
@@ -89,15 +93,15 @@ class Freeze(Callback):
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Freeze or unfreeze after the step where that is due, as in a run that resumes here."""
         if self._is_due(trainer) is not self._frozen:
-            self._set(frozen=not self._frozen)
+            self._set(trainer, frozen=not self._frozen)
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
         """The same after the step of what was left to accumulate."""
         self.on_train_batch_end(trainer)
 
-    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
+    def on_fit_end(self, trainer: TrainerView) -> None:
         """Let everything require gradients as before the fit."""
-        self._set(frozen=False)
+        self._set(trainer, frozen=False)
 
     def _is_due(self, trainer: TrainerView) -> bool:
         now = trainer.state.step if self.by_steps else trainer.state.epoch
@@ -106,12 +110,12 @@ class Freeze(Callback):
     def _settle(self, trainer: TrainerView) -> None:
         if trainer.model is not self._model:
             self._find(trainer)
-        self._set(frozen=self._is_due(trainer))
+        self._set(trainer, frozen=self._is_due(trainer))
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
             raise ValueError(f"{', '.join(self.parts)}: with these frozen nothing is left to train")
         self._checked = True
 
-    def _set(self, *, frozen: bool) -> None:
+    def _set(self, trainer: TrainerView, *, frozen: bool) -> None:
         if frozen is self._frozen:
             return
         self._frozen, self._checked = frozen, False
@@ -119,6 +123,8 @@ class Freeze(Callback):
             parameter.requires_grad = not frozen  # a lazy one does not have requires_grad_()
             if frozen:
                 parameter.grad = None
+        if frozen:
+            _forget_directions(trainer.optimizer, set(map(id, self._parameters.values())))
         if self.eval_mode and frozen:
             self._modes = [mode for module in self._modules.values() for mode in modes_of(module)]
             for module in self._modules.values():
@@ -136,7 +142,7 @@ class Freeze(Callback):
         named = bare_model(trainer.model).named_modules()
         modules = {name: each for name, each in named if any(matches(name, pattern) for pattern in self.parts)}
         if not new and self._frozen:
-            self._set(frozen=False)
+            self._set(trainer, frozen=False)
             # A copy of what was frozen is frozen too.
             for name in found.keys() & self._parameters.keys():
                 found[name].requires_grad = True
@@ -153,3 +159,26 @@ class Freeze(Callback):
                 f"the optimizer does not hold {missed[0]}, which is to train before or after it is frozen: "
                 "build it over model.parameters()"
             )
+
+
+def _forget_directions(optimizer: Optimizer, frozen: set[int]) -> None:
+    """Let LBFGS begin anew where it remembers anything of what is frozen, whose missing gradient it takes as 0."""
+    for each in each_of(optimizer).values():
+        if not isinstance(each, LBFGS):
+            continue
+        for kept in each.state.values():
+            of_frozen = torch.cat([_as_flat(item, id(item) in frozen) for item in each.param_groups[0]["params"]])
+            remembered = (
+                kept.get("d"),
+                kept.get("prev_flat_grad"),
+                *kept.get("old_dirs", ()),
+                *kept.get("old_stps", ()),
+            )
+            if any(vector is not None and bool(vector[of_frozen].any()) for vector in remembered):
+                kept.clear()
+
+
+def _as_flat(parameter: Tensor, is_frozen: bool) -> Tensor:
+    """For each number of a parameter, as LBFGS lays them out, whether it is frozen."""
+    numbers = parameter.numel() * (2 if parameter.is_complex() else 1)
+    return torch.full((numbers,), is_frozen, device=parameter.device)

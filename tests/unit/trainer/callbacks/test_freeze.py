@@ -33,11 +33,9 @@ def watched(*callbacks: Any, **options: Any) -> tuple[Trainer, list[dict[str, to
         seen.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
 
     model = options.pop("model", None) or make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+    options.setdefault("optimizer", torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1))
     options.setdefault("max_epochs", 3)
-    trainer = make_trainer(
-        [*callbacks, At("on_train_batch_end", look)], model=model, optimizer=optimizer, **options
-    )
+    trainer = make_trainer([*callbacks, At("on_train_batch_end", look)], model=model, **options)
     look(trainer)
     trainer.fit(regression(), regression())
     return trainer, seen
@@ -98,6 +96,49 @@ def test_what_the_optimizer_keeps_of_a_part_stays_while_it_is_frozen() -> None:
     watched(Freeze("0", from_epoch=1, until_epoch=2), At("on_train_epoch_end", look))
     assert torch.equal(kept[0], kept[1])
     assert not torch.equal(kept[1], kept[2])
+
+
+def smooth() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def lbfgs(model: nn.Module) -> torch.optim.LBFGS:
+    return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "........."),
+        ({"until_step": 3}, "...xxxxxx"),
+        ({"from_step": 3}, "xxx......"),
+        ({"from_epoch": 1, "until_epoch": 2}, "xxx...xxx"),
+    ],
+)
+def test_what_lbfgs_remembers_moves_nothing_that_is_frozen(arguments: dict[str, int], expected: str) -> None:
+    model = smooth()
+    letters = moved(watched(Freeze("0", **arguments), model=model, optimizer=lbfgs(model))[1])
+    assert letters == {
+        **dict.fromkeys(["0.weight", "0.bias"], expected),
+        **dict.fromkeys(["2.weight", "2.bias"], "x" * 9),
+    }
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_lbfgs_resumes_to_the_same_bits_at_any_step_of_a_part_that_is_frozen(step: int) -> None:
+    def build(*more: Any) -> Trainer:
+        model = smooth()
+        parts = [Freeze("0", from_step=3, until_step=7)]
+        return make_trainer([*parts, *more], model=model, optimizer=lbfgs(model), max_epochs=3)
+
+    whole, stopped, resumed = build(), build(interrupt_at(step)), build()
+    whole.fit(regression(), regression())
+    stopped.fit(regression(), regression())
+    resumed.load_state_dict(through_file(stopped.state_dict()))
+    resumed.fit(regression(), regression())
+    assert_same(frozen(resumed), frozen(whole))
 
 
 def test_everything_is_as_before_when_the_fit_is_over() -> None:
