@@ -178,6 +178,12 @@ class GradientAccumulation(Callback):
         self._unit = state["unit"]
         self._loaded = state["open"]
 
+    def on_load_checkpoint(self, trainer: TrainerView, checkpoint: Mapping[str, Any]) -> None:
+        """Bring the open group's gradients to the loss scale of a run in another precision."""
+        factor = _loss_scale(trainer.precision.state_dict()) / _loss_scale(checkpoint["precision"])
+        if self._loaded is not None and factor != 1:
+            self._loaded = [None if gradient is None else gradient * factor for gradient in self._loaded]
+
     def _open_gradients(self) -> list[Tensor | None] | None:
         if self._loaded is not None or not self._gradients or self._optimizer is None:
             return self._loaded
@@ -206,6 +212,11 @@ def refuse_no_step(state: TrainState, epoch: int | None) -> None:
             f"an epoch has {epoch} batches, fewer than the {state.batches_per_step} of a step, and drop_last "
             f"drops them: give batches of at most {epoch}, or leave drop_last out"
         )
+
+
+def _loss_scale(precision: Mapping[str, Any]) -> float:
+    """What the loss is multiplied by, of the state of a precision."""
+    return float(precision.get("scale", 1.0))
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -150,6 +150,32 @@ def test_other_precisions_accumulate_too(precision: str) -> None:
     assert moved.abs().max() > 0.03
 
 
+@pytest.mark.parametrize("then", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("first", ["fp32", "bf16", "fp16"])
+def test_a_group_that_is_open_continues_in_another_precision(first: str, then: str) -> None:
+    def fit(precision: str, *callbacks: Any, checkpoint: Any = None) -> Trainer:
+        trainer = make_trainer(
+            [GradientAccumulation(3), *callbacks], model=network().float(), precision=precision, max_epochs=1
+        )
+        if precision == "fp16":  # a scale at which no step overflows
+            trainer.precision.load_state_dict({**trainer.precision.state_dict(), "scale": 2.0**8})
+        if checkpoint is not None:
+            trainer.load_state_dict(checkpoint)
+        trainer.fit(regression(12))
+        return trainer
+
+    stop = At(
+        "on_train_batch_end",
+        lambda trainer: trainer.state.stop("interrupted", now=True),
+        lambda trainer: trainer.state.data_batch == 2,
+    )
+    stopped = fit(first, stop)
+    resumed, whole = fit(then, checkpoint=through_file(stopped.state_dict())), fit("fp32")
+    assert resumed.state.step == whole.state.step == 1
+    for name, value in resumed.model.state_dict().items():
+        torch.testing.assert_close(value, whole.model.state_dict()[name], rtol=0.02, atol=0.01)
+
+
 def test_a_step_that_overflowed_in_fp16_closes_its_group() -> None:
     def fit(*callbacks: Any) -> Trainer:
         trainer = make_trainer(callbacks, model=network().float(), precision="fp16", max_epochs=1)
