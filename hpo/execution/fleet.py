@@ -161,9 +161,10 @@ class Fleet:
             return
         host = self._hosts.pop(placement)
         if isinstance(change, Ended):
-            what = "ended" if change.in_order or self._draining is not None else "died"
+            in_order = change.in_order or self._draining is not None
+            what = "ended" if in_order or change.asked else "died"
             self._report(AgentNews(placement.id, what, host, change.cause))
-            if what == "died":
+            if not in_order:  # whoever asks each one to leave would have another one placed for ever
                 self._died(change)
         elif isinstance(change, NodeGone):
             self._report(AgentNews(placement.id, "lost", change.host, "its machine is gone"))

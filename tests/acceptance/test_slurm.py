@@ -122,7 +122,7 @@ def test_agents_are_found_drained_and_killed_by_another_driver(cluster: SlurmClu
     engine.drain([first])
     engine.drain([first])  # Slurm itself may say it, too
     changes = changes_until(engine, of_kind(Ended))
-    assert Ended(first, "its job is FAILED, exit code 75", in_order=False) in changes
+    assert Ended(first, "its job is FAILED, exit code 75", in_order=False, asked=True) in changes
     engine.kill([second])
     engine.drain([third])  # whether it still waits, or has just started
     changes += changes_until(engine, lambda later: of_kind(Ended, 3)(changes + later))

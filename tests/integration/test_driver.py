@@ -483,6 +483,24 @@ def test_a_person_hears_why_an_agent_waits(tmp_path: Path) -> None:
     assert in_words(said) == f"agent {engine.placed[0].id} waits: no node is free"
 
 
+def test_an_agent_that_another_one_asked_to_leave_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not died; the next one waits as after a death: something may ask each of them to leave."""
+    monkeypatch.setattr("hpo.execution.fleet.time.monotonic", lambda: 0.0)
+    heard: list[AgentNews | Notice] = []
+    engine = PaperEngine()
+    fleet = Fleet(engine, AgentOrder(tmp_path, "s", tmp_path), 1, heard.append)
+    fleet.grow(1)
+    engine.news = [Ended(engine.placed[0], "its job is CANCELLED, signal 15", in_order=False, asked=True)]
+    fleet.take_changes()
+    said = heard[-1]
+    assert isinstance(said, AgentNews)
+    assert in_words(said) == f"agent {engine.placed[0].id} has ended: its job is CANCELLED, signal 15"
+    fleet.grow(1)
+    assert (fleet.count, len(engine.placed)) == (0, 1)
+
+
 def test_what_an_engine_has_said_before_it_is_away_is_known(tmp_path: Path) -> None:
     class Breaking(PaperEngine):
         def changes(self) -> Iterator[Change]:

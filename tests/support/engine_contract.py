@@ -123,7 +123,7 @@ class EngineContract:
         order.study.with_name("die").touch()  # it removes this: an engine may start it again
         changes = until(engine, lambda found: ended(found) == {placement})
         (end,) = (each for each in changes if isinstance(each, Ended))
-        assert not end.in_order
+        assert (end.in_order, end.asked) == (False, False)
         assert end.cause
 
     def test_scripts_are_complete_and_have_no_secrets(self, order: AgentOrder) -> None:

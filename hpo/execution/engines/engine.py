@@ -127,11 +127,13 @@ class Ended:
         placement: The agent.
         cause: Why, for people.
         in_order: It ended by itself, with exit code 0.
+        asked: It was asked to end, perhaps not by the driver, and has done so.
     """
 
     placement: Placement
     cause: str
     in_order: bool
+    asked: bool = False
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ class KubernetesEngine:
 
     def _changes_of(self, placement: Placement, state: AgentState | None) -> Iterator[Change]:
         if state is None:
-            yield self._end(placement, "its Job was deleted")
+            yield self._end(placement, "its Job was deleted", asked=True)
             return
         for pod in state.pods:
             if (gone := self._gone(placement, pod)) is not None:
@@ -274,9 +274,9 @@ class KubernetesEngine:
         del self._known[placement]
         self._given_up.append(_job_of(placement))
 
-    def _end(self, placement: Placement, cause: str, *, in_order: bool = False) -> Ended:
+    def _end(self, placement: Placement, cause: str, *, in_order: bool = False, asked: bool = False) -> Ended:
         del self._known[placement]
-        return Ended(placement, cause, in_order)
+        return Ended(placement, cause, in_order, asked)
 
 
 def _job_of(placement: Placement) -> str:

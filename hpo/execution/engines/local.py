@@ -22,6 +22,7 @@ from hpo.config.variables import without_token
 from hpo.errors import StudyError
 from hpo.execution.engines.by_name import Address
 from hpo.execution.engines.engine import (
+    LEFT_EARLY,
     PLACEMENT_ENV,
     AgentOrder,
     Change,
@@ -182,7 +183,7 @@ class LocalEngine:
         if not pid:
             return None
         code = os.waitstatus_to_exitcode(status)
-        return Ended(placement, agent_end(code, self._struck), in_order=code == 0)
+        return Ended(placement, agent_end(code, self._struck), in_order=code == 0, asked=code == LEFT_EARLY)
 
 
 def _prefix(order: AgentOrder) -> str:

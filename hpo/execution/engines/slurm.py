@@ -15,6 +15,7 @@ from typing import Final
 from hpo.errors import StudyError
 from hpo.execution.engines.by_name import Address
 from hpo.execution.engines.engine import (
+    LEFT_EARLY,
     AgentOrder,
     Change,
     Ended,
@@ -208,14 +209,14 @@ class SlurmEngine:
             return Preempted(placement, requeued=False)
         if job.state == "COMPLETED":
             return Ended(placement, "it has left", in_order=True)
-        return Ended(placement, self._cause(placement, job), in_order=False)
-
-    def _cause(self, placement: Placement, job: Job) -> str:
         code, number = self._slurm.exit_code(job.id)
         if number == _NO_OUTPUT:
-            return f"{job.host} can't write to {self._logs[placement].parent}, where its output goes"
-        how = f", signal {number}" if number else f", exit code {code}" if code else ""
-        return f"its job is {job.state}{how}"
+            cause = f"{job.host} can't write to {self._logs[placement].parent}, where its output goes"
+        else:
+            how = f", signal {number}" if number else f", exit code {code}" if code else ""
+            cause = f"its job is {job.state}{how}"
+        asked = job.state == "CANCELLED" or code == LEFT_EARLY  # `scancel`, and one with `--signal=TERM`
+        return Ended(placement, cause, in_order=False, asked=asked)
 
 
 def _wait_of(job: Job) -> str:

@@ -457,7 +457,7 @@ def test_a_drained_agent_has_ended_when_its_job_is_gone(cluster: Cluster) -> Non
     assert cluster.changes() == []
     cluster.kubectl.objects = []
     [ended] = cluster.changes()
-    assert ended == Ended(cluster.placement, "its Job was deleted", in_order=False)
+    assert ended == Ended(cluster.placement, "its Job was deleted", in_order=False, asked=True)
 
 
 def test_another_driver_finds_what_still_has_to_run(cluster: Cluster) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from hpo.errors import InputError, StudyError
 from hpo.execution.engines.by_name import address_of, engine_of
-from hpo.execution.engines.engine import AgentOrder, EngineAwayError, Resources
-from hpo.execution.engines.slurm_commands import SlurmCommands
+from hpo.execution.engines.engine import AgentOrder, Ended, EngineAwayError, Resources
+from hpo.execution.engines.slurm import SlurmEngine
+from hpo.execution.engines.slurm_commands import Job, SlurmCommands
 from hpo.execution.engines.slurm_script import agents_script, driver_script
 from hpo.execution.engines.slurm_settings import Settings, settings_of
 
@@ -224,3 +225,25 @@ def test_without_slurm_the_fix_is_to_take_the_script_to_it(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StudyError, match="squeue is not on this machine\n  fix: run this on a login node"):
         engine_of(address_of("slurm")).find(ORDER)
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "asked"),
+    [
+        ("CANCELLED", (0, 15), True),
+        ("FAILED", (75, 0), True),
+        ("FAILED", (3, 0), False),
+        ("FAILED", (0, 9), False),
+    ],
+)
+def test_a_job_that_was_cancelled_was_asked_to_end(
+    state: str, code: tuple[int, int], asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlurmCommands, "submit", lambda *_: "7")
+    monkeypatch.setattr(SlurmCommands, "jobs", lambda *_: {"7_0": Job("7_0", state, 0, "node1", "")})
+    monkeypatch.setattr(SlurmCommands, "exit_code", lambda *_: code)
+    engine = SlurmEngine(Settings())
+    engine.place(replace(ORDER, logs=tmp_path), 1)
+    [end] = engine.changes()
+    assert isinstance(end, Ended)
+    assert (end.asked, end.in_order) == (asked, False)
