@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from hpo.checks.findings import Finding
 from hpo.config.spec import StudySpec
 from hpo.errors import HpoError, StudyError
-from hpo.execution.launchers.forkserver import without_interrupt
+from hpo.execution.launchers.forkserver import not_started, without_interrupt
 from hpo.execution.limits import death_of, oom_kills
 from hpo.trial.mainless import LoneContext, MainlessContext
 from hpo.trial.resources import Slot
@@ -54,10 +54,7 @@ def checked(spec: StudySpec, *, here: bool = True) -> Checked:
         with contextlib.nullcontext() if here else without_interrupt():
             process.start()
     except (OSError, EOFError) as error:  # no processes left, or the fork server is gone
-        raise StudyError(
-            f"the process that checks the study can't be started: {error or type(error).__name__}\n"
-            "  fix: see how many processes and how much memory you may have (`ulimit -a`); then run it again"
-        ) from error
+        raise not_started("the process that checks the study", error, struck, "then run it again") from error
     theirs.close()
     answer: Checked | HpoError | None = None
     try:

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing.process
 import os
 import sys
+import time
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
@@ -75,6 +76,27 @@ class LoneContext(SpawnContext):
     """The context of processes that are started anew: nothing of them stays when they have ended."""
 
     Process = LoneProcess
+
+
+def server_end(patience: float = 1.0) -> int | None:
+    """How our fork server has ended, as `multiprocessing.Process.exitcode` says it; None where it lives.
+
+    Args:
+        patience: Seconds for it to end: its pipes are closed before that.
+    """
+    pid, until = SERVER._forkserver_pid, time.monotonic() + patience  # type: ignore[attr-defined] # noqa: SLF001
+    while pid is not None:
+        try:
+            # It stays to be waited for: multiprocessing does so when it starts the next one.
+            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        if end is not None:
+            return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.01)
+    return None
 
 
 def leave_alone(process: BaseProcess) -> None:

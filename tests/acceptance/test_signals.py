@@ -140,4 +140,5 @@ def test_a_fork_server_that_dies_while_it_imports_is_an_error_with_a_sentence(
     process = start_program("run", _fork_server_that("os.kill(os.getpid(), 9)", tmp_path, monkeypatch))
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3
-    assert "the process that checks the study can't be started: " in errors
+    died = "the fork server, from which it is started, was killed by SIGKILL"
+    assert f"the process that checks the study can't be started: {died}" in errors

@@ -13,9 +13,11 @@ from typing import Final
 
 from hpo.config.spec import StudySpec
 from hpo.config.variables import in_environment, token_left_out
+from hpo.errors import StudyError
 from hpo.execution.launchers.imported_once import environment_of
 from hpo.execution.launchers.large_pages import large_pages
 from hpo.execution.launchers.safe_path import safe_path
+from hpo.execution.limits import death_of
 from hpo.execution.messages import REQUESTS
 from hpo.search.one_thread import THREADS_VARIABLE
 from hpo.signals import held_back
@@ -42,6 +44,25 @@ def start_fork_server(spec: StudySpec) -> None:
     _start_tracker()
     with held_back(_PASSED_BY), large_pages(), safe_path(), in_environment(variables), token_left_out():
         mainless.SERVER.ensure_running()
+
+
+def not_started(what: str, error: Exception, struck_before: int, then: str) -> StudyError:
+    """The error where a process can't be forked from the fork server, with what is known of the cause.
+
+    Args:
+        what: The process, for people.
+        error: Raised at its start.
+        struck_before: `oom_kills` before that.
+        then: What to do once the cause is mended.
+    """
+    code = mainless.server_end()
+    if code is None:
+        cause = str(error) or type(error).__name__
+        fix = "see how many processes and how much memory you may have (`ulimit -a`)"
+    else:
+        cause = death_of(code, struck_before, who="the fork server, from which it is started,")
+        fix = "see what the study's libraries do when they are imported, and whether memory was short"
+    return StudyError(f"{what} can't be started: {cause}\n  fix: {fix}; {then}")
 
 
 def _make_room_for_sockets() -> None:

@@ -13,8 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
 
-from hpo.errors import StudyError
-from hpo.execution.launchers.forkserver import start_fork_server
+from hpo.execution.launchers.forkserver import not_started, start_fork_server
 from hpo.execution.launchers.launcher import Said, WorkerEnded
 from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.launchers.start import work
@@ -171,10 +170,7 @@ class LocalLauncher(SlotLauncher[LocalWorker]):
             start_fork_server(order.spec)  # one that has died, which would be started without all that
             process.start()
         except (OSError, EOFError) as error:  # no processes left, or the fork server is gone
-            raise StudyError(
-                f"a worker can't be started: {error or type(error).__name__}\n"
-                "  fix: see how many processes you may have (`ulimit -u`); then the same command resumes the study"
-            ) from error
+            raise not_started("a worker", error, struck, "then the same command resumes the study") from error
         theirs.close()
         return LocalWorker(order.label, process, ours, pulse, struck)
 

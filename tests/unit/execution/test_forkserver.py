@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from hpo.config.spec import load_spec
-from hpo.execution.launchers.forkserver import start_fork_server
+from hpo.execution.launchers.forkserver import not_started, start_fork_server
 from hpo.execution.launchers.launcher import WorkerEnded
 from hpo.execution.launchers.local import LocalLauncher
+from hpo.execution.limits import oom_kills
 from hpo.execution.messages import REQUESTS, Order
 from hpo.search.one_thread import THREADS_VARIABLE
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
@@ -88,3 +89,24 @@ def test_one_that_has_died_is_started_for_the_next_worker_as_the_first_one(
         wait_until(lambda: any(isinstance(change, WorkerEnded) for change in worker.changes()))
     finally:
         server._stop()
+
+
+def test_that_the_fork_server_has_died_is_said_where_nothing_can_be_started_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mainless, "SERVER", server := ForkServer())
+    process = mainless.MainlessContext().Process(target=print)
+    try:
+        start_fork_server(load_spec(make_study(tmp_path)))
+        assert mainless.server_end(0.0) is None
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        monkeypatch.setattr(server, "ensure_running", lambda: None)  # as where it dies just then
+        with pytest.raises((EOFError, OSError)) as caught:
+            process.start()
+        error = not_started("a worker", caught.value, oom_kills(), "then run it again")
+    finally:
+        server._stop()
+    assert str(error) == (
+        "a worker can't be started: the fork server, from which it is started, was killed by SIGKILL\n  fix: see "
+        "what the study's libraries do when they are imported, and whether memory was short; then run it again"
+    )
