@@ -191,6 +191,7 @@ class Supervisor:
         self._take_changes()
         self._opened.storage.check()
         self._upkeep.look(now, [each.worker for each in self._workers.values()])
+        self._failures.settled(self._upkeep.settled())
         self._stop_at_goal()
         self._stop_on_request()
         self._refill()
@@ -243,8 +244,8 @@ class Supervisor:
         verdict = self._workers.pop(ended.worker.label).verdict(ended)
         if verdict is None:
             return
-        settled = self._upkeep.settle(ended.worker.label, ended.worker.trial_pid, verdict)
-        self._failures.settled(settled)
+        self._upkeep.settle(ended.worker.label, ended.worker.trial_pid, verdict)
+        self._failures.settled(self._upkeep.settled())
         # One that advanced with its trial before it was taken from us (a machine that is lent) is no fault.
         if self._ending is Ending.DONE and not ended.worker.advanced:
             self._failures.died(verdict, self._launcher.logs(ended.worker.label))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Final, TypedDict, TypeVar
 
 from hpo.errors import StudyError
@@ -73,7 +74,8 @@ class Upkeep:
         self._beats = AgentBeats(opened.storage, registered, self.interval)
         self._next_look = self._next_quota = 0.0
         self._over_quota = False
-        self._unsettled: list[tuple[str, int, Callable[[], list[Settled]]]] = []
+        self._unsettled: list[tuple[int, Callable[[], object]]] = []
+        self._settled: list[Settled] = []
         self._away = False
         self._sightings = Sightings()
         self._agents_seen = Sightings()
@@ -84,20 +86,31 @@ class Upkeep:
         """Whether the database was away when it was last asked for something."""
         return self._away
 
-    def settle(self, label: str, pid: int, verdict: Verdict) -> list[Settled]:
-        """Give back, or end, what a dead worker held, as soon as the database is there; what was done now.
+    def settle(self, label: str, pid: int, verdict: Verdict) -> None:
+        """Give back, or end, what a dead worker held, as soon as the database is there; `settled` has it then.
 
         Where the process of its trial lives on, though it was killed, that is done once it is gone.
         """
-        return self._settle(label, pid, lambda: settle_process(*self._study, pid, verdict, **self._patience))
+        hear = partial(self._hear, label)
+        self._settle(pid, lambda: settle_process(*self._study, pid, verdict, **self._patience, heard=hear))
 
-    def settle_agent(self, placement: str, verdict: Verdict) -> list[Settled]:
+    def settle_agent(self, placement: str, verdict: Verdict) -> None:
         """As `settle`, for all that the workers of an agent held whose engine says that it is gone."""
-        return self._settle("", 0, lambda: settle_agent(*self._study, placement, verdict, **self._patience))
+        hear = partial(self._hear, "")
+        self._settle(0, lambda: settle_agent(*self._study, placement, verdict, **self._patience, heard=hear))
 
-    def _settle(self, label: str, pid: int, settle: Callable[[], list[Settled]]) -> list[Settled]:
-        self._unsettled.append((label, pid, settle))
-        return self._try(self._settle_all) or []
+    def settled(self) -> list[Settled]:
+        """What has become of trials that were to be settled, since this was last asked."""
+        settled, self._settled = self._settled, []
+        return settled
+
+    def _settle(self, pid: int, settle: Callable[[], object]) -> None:
+        self._unsettled.append((pid, settle))
+        self._try(self._settle_all)
+
+    def _hear(self, label: str, settled: Settled) -> None:
+        self._settled.append(settled)
+        self._notify(label, settled)
 
     @property
     def _study(self) -> tuple[StudyStorage, int]:
@@ -124,8 +137,10 @@ class Upkeep:
         if self._unsettled:
             self._try(self._settle_all)
         # The end of a trial's process is known to its worker first, and here when that one has ended too.
-        spared = [*(worker.trial_pid for worker in ours), *(pid for _, pid, _ in self._unsettled)]
-        for settled in self._try(lambda: self._opened.requeue_dead(self._sightings, spared)) or ():
+        spared = [*(worker.trial_pid for worker in ours), *(pid for pid, _ in self._unsettled)]
+        taken_back: list[Settled] = []  # also where the database goes away before the rest is
+        self._try(lambda: self._opened.requeue_dead(self._sightings, spared, taken_back.append))
+        for settled in taken_back:
             self._notify("", settled)
         if now >= self._next_quota:
             self._try(self._keep_to_quota)
@@ -234,18 +249,12 @@ class Upkeep:
             self._notify("", Notice(said))
         self._over_quota = over
 
-    def _settle_all(self) -> list[Settled]:
-        done: list[Settled] = []
+    def _settle_all(self) -> None:
         for unsettled in list(self._unsettled):
-            label, pid, settle = unsettled
-            if pid and holds_a_trial(*self._study, pid):
-                continue
-            settled = settle()
-            self._unsettled.remove(unsettled)
-            for each in settled:
-                self._notify(label, each)
-            done += settled
-        return done
+            pid, settle = unsettled
+            if not pid or not holds_a_trial(*self._study, pid):
+                settle()
+                self._unsettled.remove(unsettled)
 
     def _try(self, chore: Callable[[], T]) -> T | None:
         try:

@@ -89,6 +89,14 @@ class Settled:
     reason: str
 
 
+#: Called with each trial once what became of it is stored: the database may go away before the next one is.
+Hear = Callable[[Settled], None]
+
+
+def _not_heard(_settled: Settled) -> None:
+    return
+
+
 class Sightings:
     """For how long a process that looks again and again has seen each lease, or agent, without a new beat.
 
@@ -110,7 +118,6 @@ class Sightings:
         return silent
 
 
-@patient
 def requeue_dead(
     storage: StudyStorage,
     study_id: int,
@@ -120,6 +127,7 @@ def requeue_dead(
     sightings: Sightings | None = None,
     stop_note: StopNote = _no_note,
     spare: Collection[int] = (),
+    heard: Hear = _not_heard,
     dry_run: bool = False,
 ) -> list[Settled]:
     """Take every RUNNING trial back whose owner is dead.
@@ -137,8 +145,29 @@ def requeue_dead(
         sightings: What this process has seen when it looked before; None where it looks once.
         stop_note: Says why an attempt ended where that was no fault of its trial.
         spare: Processes of this host whose ends the caller settles itself: it knows why they are gone.
+        heard: Called with each of them, see `Hear`.
         dry_run: Only say what would be done.
     """
+    settled: list[Settled] = []
+
+    def take_back() -> None:
+        if dry_run:
+            settled.clear()  # nothing was done by a try before
+        for each in _dead(storage, study_id, grace, sightings, spare):
+            settled.extend(_settle_all(storage, [each], GONE, max_retries, stop_note, heard, dry_run=dry_run))
+
+    storage.patience.run(take_back)
+    return settled
+
+
+def _dead(
+    storage: StudyStorage,
+    study_id: int,
+    grace: float,
+    sightings: Sightings | None,
+    spare: Collection[int],
+) -> list[ledger.RunningTrial]:
+    """The RUNNING trials whose owners are dead, by number; see `requeue_dead`."""
     ours = BUDGET_ATTR in storage.get_study_user_attrs(study_id)
     with storage.engine.connect() as conn:
         running = [trial for trial in ledger.running_trials(conn, study_id) if not _is_spared(trial, spare)]
@@ -148,9 +177,7 @@ def requeue_dead(
     found = _with_dead_owners(storage, leased, allowed, sightings)
     if sightings is None:
         found = _watched(storage, study_id, found, allowed)
-    dead += found
-    dead.sort(key=lambda trial: trial.number)
-    return _settle_all(storage, dead, GONE, max_retries, stop_note, dry_run=dry_run)
+    return sorted([*dead, *found], key=lambda trial: trial.number)
 
 
 def _is_spared(trial: ledger.RunningTrial, spare: Collection[int]) -> bool:
@@ -217,6 +244,7 @@ def settle_process(
     *,
     max_retries: int = 3,
     stop_note: StopNote = _no_note,
+    heard: Hear = _not_heard,
 ) -> list[Settled]:
     """End what a process of this host held; the caller has seen that it is gone.
 
@@ -227,13 +255,14 @@ def settle_process(
         verdict: Why it is gone.
         max_retries: See `requeue_dead`, as for the next one.
         stop_note: As there.
+        heard: As there.
     """
     settled: list[Settled] = []
     # A server may store what the process had sent after it has died, a beat say; then the lease has moved when it
     # is to be taken. So look until nothing is held.
     start, held = _held_by(storage, study_id, pid, 0.0)
     while held:
-        settled += _settle_all(storage, held, verdict, max_retries, stop_note)
+        settled += _settle_all(storage, held, verdict, max_retries, stop_note, heard)
         start, held = _held_by(storage, study_id, pid, start)
     return settled
 
@@ -247,6 +276,7 @@ def settle_agent(
     *,
     max_retries: int = 3,
     stop_note: StopNote = _no_note,
+    heard: Hear = _not_heard,
 ) -> list[Settled]:
     """End what the workers of an agent held, on any machine; its engine has said that its machine is gone.
 
@@ -259,6 +289,7 @@ def settle_agent(
         verdict: Why it is gone.
         max_retries: See `requeue_dead`, as for the next one.
         stop_note: As there.
+        heard: As there.
     """
     settled: list[Settled] = []
     with storage.one_transaction() as conn:
@@ -266,7 +297,7 @@ def settle_agent(
         running = ledger.running_trials(conn, study_id)
     held = {trial.lease[:2] for trial in running if trial.lease is not None and trial.lease.agent in ids}
     while left := [trial for trial in running if trial.lease is not None and trial.lease[:2] in held]:
-        settled += _settle_all(storage, left, verdict, max_retries, stop_note)
+        settled += _settle_all(storage, left, verdict, max_retries, stop_note, heard)
         with storage.engine.connect() as conn:  # what has beaten meanwhile is still there
             running = ledger.running_trials(conn, study_id)
     return settled
@@ -307,12 +338,17 @@ def _settle_all(
     verdict: Verdict,
     max_retries: int,
     stop_note: StopNote,
+    heard: Hear,
     *,
     dry_run: bool = False,
 ) -> list[Settled]:
-    judged = ((trial, _noted(trial, verdict, stop_note)) for trial in trials)
-    settled = (_settle(storage, trial, each, max_retries, dry_run=dry_run) for trial, each in judged)
-    return [each for each in settled if each is not None]
+    done: list[Settled] = []
+    for trial in trials:
+        settled = _settle(storage, trial, _noted(trial, verdict, stop_note), max_retries, dry_run=dry_run)
+        if settled is not None:
+            done.append(settled)
+            heard(settled)
+    return done
 
 
 def _noted(running: ledger.RunningTrial, verdict: Verdict, stop_note: StopNote) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -169,7 +169,12 @@ class OpenStudy:
         """Let the next look at the trials find all that has been stored until then."""
         cast("StudyCache", storage_of(self.study)).forget_looks()
 
-    def requeue_dead(self, sightings: Sightings | None = None, spare: Collection[int] = ()) -> list[Settled]:
+    def requeue_dead(
+        self,
+        sightings: Sightings | None = None,
+        spare: Collection[int] = (),
+        heard: Callable[[Settled], None] = lambda _: None,
+    ) -> list[Settled]:
         """Take back the trials whose workers are dead, by the study file's patience: `hpo.storage.recovery`."""
         run = self.spec.run
         return requeue_dead(
@@ -179,6 +184,7 @@ class OpenStudy:
             max_retries=run.max_retries,
             sightings=sightings,
             spare=spare,
+            heard=heard,
             stop_note=self.stop_note,
         )
 
