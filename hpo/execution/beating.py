@@ -62,7 +62,7 @@ class AgentBeats:
         now = time.monotonic()
         shown = [(worker, held) for worker in workers if (held := worker.held) is not None]
         running = [(worker, held) for worker, held in shown if now - held.alive_at <= self._interval]
-        lost = self._store([Beat(held.lease, now - held.since) for _, held in running])
+        lost = self._store([Beat(held.lease, now - held.since - held.excused_s) for _, held in running])
         for worker, held in running:
             if held.lease not in lost:
                 worker.show_beaten(now)

@@ -28,8 +28,12 @@ BEATEN: Final = 6
 ENDING: Final = 7
 #: 1 while it is decided whether its trial trains on where its grant ends, else 0.
 DECIDING: Final = 8
+#: Seconds in all that do not count as its trials', for they could not advance; the supervisor writes this one.
+EXCUSED: Final = 9
+#: What that was when the trial process took over its lease.
+EXCUSED_BEFORE: Final = 10
 #: Numbers in a pulse.
-PULSE_LENGTH: Final = 9
+PULSE_LENGTH: Final = 11
 
 #: Attempts of a trial that fit into a lease's number, which a double holds exactly for any id of a trial.
 _ATTEMPTS: Final = 2**20
@@ -51,16 +55,19 @@ class Held:
         lease: Its lease.
         since: The monotonic clock when it took that over.
         alive_at: The monotonic clock when it last ran.
+        excused_s: Seconds since it took that over that do not count as the trial's.
     """
 
     lease: Lease
     since: float
     alive_at: float
+    excused_s: float = 0.0
 
 
 def show_held(pulse: Pulse, lease: Lease, now: float) -> None:
     """Show that this process holds a lease from now on."""
     pulse[SINCE] = pulse[ALIVE] = now
+    pulse[EXCUSED_BEFORE] = pulse[EXCUSED]
     pulse[LEASE] = float(lease.trial_id * _ATTEMPTS + lease.attempt)
 
 
@@ -72,4 +79,11 @@ def show_free(pulse: Pulse) -> None:
 def held_by(pulse: Pulse) -> Held | None:
     """What a trial process holds, None where that is nothing."""
     lease = int(pulse[LEASE])
-    return Held(Lease(*divmod(lease, _ATTEMPTS)), pulse[SINCE], pulse[ALIVE]) if lease else None
+    if not lease:
+        return None
+    return Held(Lease(*divmod(lease, _ATTEMPTS)), pulse[SINCE], pulse[ALIVE], excused_in(pulse))
+
+
+def excused_in(pulse: Pulse) -> float:
+    """Seconds since a trial process took over its lease that do not count as the trial's."""
+    return pulse[EXCUSED] - pulse[EXCUSED_BEFORE]

@@ -124,6 +124,9 @@ class Supervised:
             return
         # Time before the trouble counts; the last batch shows when that was.
         before = max(self.running.since, min(now - stopped_s, self.worker.beat)) - self.running.since
+        shown = self.worker.held
+        if shown is not None and shown.lease == self.running.lease:  # no later attempt is to count it, either
+            self.worker.show_excused(now - self.running.since - before)
         self.running.spent_s += before
         self.running.since = now
 

@@ -30,7 +30,7 @@ from hpo.execution.kept import anonymous, release, spare
 from hpo.execution.limits import death_of, oom_kills
 from hpo.execution.messages import Command, End, Failed, Lost, Message, Started, WorkerOrder, send
 from hpo.execution.news import News
-from hpo.execution.pulse import ADVANCED, BEAT, DECIDING, Pulse, show_free, show_held
+from hpo.execution.pulse import ADVANCED, BEAT, DECIDING, Pulse, excused_in, show_free, show_held
 from hpo.search.one_thread import allow_threads
 from hpo.storage.attributes import GRANTS_ATTR, RETRIED_ATTR
 from hpo.storage.grants import Extend, Granted
@@ -160,6 +160,7 @@ class TrialProcess:
         assert storage.owner is not None
         storage.owner = storage.owner.in_process(os.getpid())
         show_held(self.pulse, lease, time.monotonic())
+        storage.excused_s = partial(excused_in, self.pulse)
         has_paused = False
         try:
             # A lease is lost already where this process was stopped for long since the trial was taken.

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -49,11 +49,13 @@ class LeasedStorage(ReadingStorage):
     Attributes:
         process: Id of the process that runs the owner's trials.
         owners: In whose name a trial is resumed in place of the owner's, by the id of the trial.
+        excused_s: How many seconds the latest trial was held that do not count as its.
     """
 
     def __init__(self, url: str, owner: Owner | None) -> None:
         self.owner = owner
         self.owners: Mapping[int, Owner] = {}
+        self.excused_s: Callable[[], float] = lambda: 0.0
         self._held: dict[int, Held] = {}
         self._untouched: dict[int, FrozenTrial] = {}
         super().__init__(url)
@@ -160,10 +162,14 @@ class LeasedStorage(ReadingStorage):
         """Seconds since a trial was taken that this storage holds; LeaseLostError if it doesn't."""
         return self._lease_of(trial_id).seconds
 
+    def _took(self, held: Held) -> float:
+        """Seconds that count as those of an attempt."""
+        return held.seconds - self.excused_s()
+
     def beat(self) -> list[ledger.Lease]:
         """Record that the owner of all held trials lives, in one transaction; the leases that are lost."""
         leases = list(self._held.items())
-        held = [beats.Beat(ledger.Lease(trial_id, each.attempt), each.seconds) for trial_id, each in leases]
+        held = [beats.Beat(ledger.Lease(trial_id, each.attempt), self._took(each)) for trial_id, each in leases]
         if not held:
             return []
         with self._writing(), self.engine.begin() as conn:

@@ -105,7 +105,8 @@ class Owner:
 class Attempt(NamedTuple):
     """One row of the ledger; see `Owner` for the first fields' meaning.
 
-    ``seconds`` is how long the attempt took; of one that runs or was lost, until its last beat.
+    ``seconds`` is how long the attempt took; of one that runs or was lost, until its last beat. A time in which it
+    could not advance (its agent was stopped, the database away) is left out.
     """
 
     trial_id: int

@@ -329,7 +329,7 @@ class StudyStorage(GatheringStorage):
                     self._execute_rows(session, trial_id, attempt, self._gathered.rows)
                 if held is None:
                     self._take_away(session, trial_id, outcome)
-                elif not ledger.end(session, trial_id, held.attempt, outcome, reason, seconds=held.seconds):
+                elif not ledger.end(session, trial_id, held.attempt, outcome, reason, seconds=self._took(held)):
                     if self.patience.tries and ledger.has_ended_as(session, trial_id, held.attempt, outcome):
                         self._gathered.rows.clear()
                         return True  # an earlier try has been stored after all

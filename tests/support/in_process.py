@@ -28,7 +28,7 @@ from hpo.execution.checking import Checked
 from hpo.execution.launchers.launcher import Said, WorkerEnded
 from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.messages import Command, Leaving, Message, Ready, WorkerOrder, received, send
-from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, DECIDING, PROCESS, PULSE_LENGTH, Held, held_by
+from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, DECIDING, EXCUSED, PROCESS, PULSE_LENGTH, Held, held_by
 from hpo.execution.trial_process import TrialProcess, WhyOver, fail, pass_on
 from hpo.search.schedulers.scheduler import Wait
 from hpo.storage.ledger import Lease, Owner, running_trials
@@ -87,6 +87,9 @@ class InProcessWorker:
 
     def show_beaten(self, at: float) -> None:
         self._pulse[BEATEN] = at
+
+    def show_excused(self, seconds: float) -> None:
+        self._pulse[EXCUSED] += seconds
 
     def ask(self, command: Command) -> None:
         pass_on(command, self._request)

@@ -52,6 +52,9 @@ class Worker(Protocol):
     def show_beaten(self, at: float) -> None:
         """Show that process that its supervisor has beaten for what it holds, by the monotonic clock."""
 
+    def show_excused(self, seconds: float) -> None:
+        """Show that process that so many more seconds do not count as its trial's."""
+
     def ask(self, command: Command) -> None:
         """Ask it to stop, or to drop its trial; one that has ended needs no asking."""
 

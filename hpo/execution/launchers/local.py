@@ -25,6 +25,7 @@ from hpo.execution.pulse import (
     BEATEN,
     DECIDING,
     ENDING,
+    EXCUSED,
     PROCESS,
     PULSE_LENGTH,
     Held,
@@ -94,6 +95,10 @@ class LocalWorker:
     def show_beaten(self, at: float) -> None:
         """Show that process that the supervisor has beaten for what it holds."""
         self.pulse[BEATEN] = at
+
+    def show_excused(self, seconds: float) -> None:
+        """Show that process that so many more seconds do not count as its trial's."""
+        self.pulse[EXCUSED] += seconds
 
     def ask(self, command: Command) -> None:
         """Ask it to stop, or to drop its trial; one that has ended needs no asking."""

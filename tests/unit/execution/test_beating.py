@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,17 @@ from hpo.execution import beating
 from hpo.execution.beating import AgentBeats, trial_heartbeat
 from hpo.execution.launchers.launcher import Worker
 from hpo.execution.messages import Command, Lost
-from hpo.execution.pulse import ALIVE, BEATEN, PULSE_LENGTH, Held, held_by, show_free, show_held
+from hpo.execution.pulse import (
+    ALIVE,
+    BEATEN,
+    EXCUSED,
+    PULSE_LENGTH,
+    Held,
+    excused_in,
+    held_by,
+    show_free,
+    show_held,
+)
 from hpo.execution.registered import Registered
 from hpo.storage import ledger
 from hpo.storage.ledger import Attempt, Lease
@@ -79,6 +90,22 @@ def test_the_beats_of_all_trials_and_the_agents_own_are_one_transaction(studies:
             assert after.beat_at > earlier.beat_at
             assert after.seconds >= 1.0
             assert each.pulse[BEATEN] >= each.pulse[ALIVE]
+
+
+def test_a_time_in_which_a_trial_could_not_advance_is_not_stored_as_its_attempts(studies: Studies) -> None:
+    """By its agent, by itself, and at its end."""
+    with studies.open("study.n_trials=8") as (view,):
+        (shown,) = workers(view, 1)
+        view.storage.excused_s = partial(excused_in, shown.pulse)
+        shown.pulse[EXCUSED] += 0.75
+        give(AgentBeats(view.storage, None, INTERVAL), [shown])
+        assert 0.25 <= attempt(view, shown).seconds < 1.0
+        shown.pulse[EXCUSED] -= 1000.0  # of a trial that it has held for so long
+        view.storage.beat()
+        assert 999 < attempt(view, shown).seconds < 1001
+        shown.pulse[EXCUSED] += 500.0
+        view.storage.requeue(shown.lease.trial_id, "interrupted")
+        assert 499 < attempt(view, shown).seconds < 501
 
 
 def test_what_has_not_run_for_an_interval_gets_no_beat(studies: Studies) -> None:

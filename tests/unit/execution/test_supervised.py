@@ -16,7 +16,8 @@ from hpo.execution.launchers.launcher import Said, WorkerEnded
 from hpo.execution.launchers.local import LocalWorker
 from hpo.execution.limits import Limits
 from hpo.execution.messages import Command, End, EpochsEnded, Extended, Leaving, Message, Started
-from hpo.execution.pulse import BEAT, DECIDING, PROCESS, PULSE_LENGTH
+from hpo.execution.pulse import BEAT, DECIDING, PROCESS, PULSE_LENGTH, held_by, show_held
+from hpo.execution.pulse import Held as Shown
 from hpo.execution.supervised import Running, Supervised
 from hpo.storage.ledger import Lease
 from hpo.storage.recovery import LOST, STOPPED, Verdict
@@ -165,6 +166,24 @@ def test_a_time_in_which_all_was_stopped_is_not_the_trials(held: Held) -> None:
     assert held.supervised.running.spent_s == pytest.approx(3)
     held.supervised.hold_to(LATE, 0.0, began + 107)
     assert held.theirs.poll(), "what came before and after counts"
+
+
+def test_a_time_in_which_it_could_not_advance_is_not_stored_as_its_attempts(held: Held) -> None:
+    """It would count once the trial resumes; a trial that the worker has taken since is another one."""
+    began, pulse = time.monotonic() - 100, held.process.pulse
+    show_held(pulse, Lease(3, 1), began - 1)
+    held.supervised.running = Running(Lease(4, 1), 0.0, began)
+    held.supervised.excuse(began + 9, 6.0)
+    assert held_by(pulse) == Shown(Lease(3, 1), began - 1, began - 1, 0.0)
+    show_held(pulse, Lease(4, 1), began + 10)
+    for now, stopped_s, in_all in ((began + 99, 20.0, 20.0), (began + 109, 10.0, 30.0)):
+        pulse[BEAT] = now - 1
+        held.supervised.excuse(now, stopped_s)
+        shown = held_by(pulse)
+        assert shown is not None
+        assert shown.excused_s == pytest.approx(in_all)
+    show_held(pulse, Lease(5, 1), began + 110)
+    assert held_by(pulse) == Shown(Lease(5, 1), began + 110, began + 110, 0.0)
 
 
 def test_a_time_in_which_all_was_stopped_is_not_of_its_loading(held: Held) -> None:
