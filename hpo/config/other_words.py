@@ -68,6 +68,14 @@ _OF_OPTUNA: Final = {
     "n_jobs": "run.workers",
 }
 
+#: Arguments of Optuna's ``create_study`` and ``optimize`` that nothing here stands for, and what happens anyway.
+_NOT_NEEDED: Final = {
+    "catch": "a trial whose code raises ends as `error`, and the study continues",
+    "load_if_exists": "the same command starts a study, and resumes it",
+    "show_progress_bar": "a run shows its progress unless `--quiet` is given",
+    "gc_after_trial": "each trial has a process of its own",
+}
+
 #: Values of ``trainer.precision`` elsewhere: Lightning's mixed precisions, and the names of types.
 _PRECISIONS: Final = {
     "16": "fp16",
@@ -92,6 +100,14 @@ def place_here(keys: Keys) -> str:
     """Where a study file has what `trainer` or `study` is asked for by another tool's name; else empty."""
     words = {"trainer": _OF_TRAINERS, "study": _OF_OPTUNA}
     return words.get(str(keys[0]), {}).get(str(keys[1]), "") if len(keys) == 2 else ""
+
+
+def fix_here(keys: Keys) -> str:
+    """The fix of a key that is another tool's: where a study file has it, or why it needs none; else empty."""
+    if place := place_here(keys):
+        return f"that is `{place}` here"
+    needless = _NOT_NEEDED.get(str(keys[-1])) if keys[:-1] in ((), ("study",)) else None
+    return f"leave it out: {needless}" if needless else ""
 
 
 def translated(entry: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpo.config.marks import COMMAND_LINE, Marks
-from hpo.config.other_words import place_here
+from hpo.config.other_words import fix_here
 from hpo.config.paths import (
     MAX_KEY,
     Keys,
@@ -83,8 +83,8 @@ def _dead_end(node: Any, keys: Keys, depth: int) -> tuple[str, str]:
         elsewhere = [
             join_path(place) for place in known_keys() if place[-1] == keys[-1] and depth == len(keys) - 1
         ]
-        if place := place_here(keys):
-            fix = f"that is `{place}` here"
+        if ours := fix_here(keys):
+            fix = ours
         elif elsewhere and keys[0] not in FREE_SECTIONS and not _is_within(str(keys[-1]), node):
             fix = f"write `{'` or `'.join(elsewhere)}`"
         return "names nothing in the config", fix

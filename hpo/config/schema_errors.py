@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from hpo.config.marks import COMMAND_LINE, Marks
-from hpo.config.other_words import place_here, precision_here
+from hpo.config.other_words import fix_here, precision_here
 from hpo.config.paths import Keys, join_path, lookup, nearest, show, suggest_name
 from hpo.config.schema import StudyFile, known_keys, model_of
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
@@ -147,8 +147,8 @@ def _unknown(keys: Keys, owner: type[BaseModel] | None, value: Any, what: str, m
     if len(keys) == 1 and name in _CALLED:
         problem = f"unknown section: the learning rate's schedule is called `{_CALLED[name]}`"
         return problem, f"write `{_CALLED[name]}:` in place of `{name}:`"
-    if place := place_here(keys):
-        return "unknown key", f"that is `{place}` here"
+    if fix := fix_here(keys):
+        return f"unknown {what}", fix
     elsewhere = {} if keys[0] == "search_space" else _by_name()
     if name in elsewhere and not ((near := nearest(name, known)) and name in near):
         sections = " or ".join(f"`{join_path(place[:-1])}`" for place in elsewhere[name] if place[:-1])

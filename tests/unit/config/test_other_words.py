@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from hpo.config.other_words import _OF_OPTUNA, _OF_TRAINERS, place_here, translated
+from hpo.config.other_words import _NOT_NEEDED, _OF_OPTUNA, _OF_TRAINERS, place_here, translated
 from hpo.config.schema import known_keys
 from hpo.config.schema_space import ParamSpec
 from hpo.config.spec import load_spec
@@ -69,6 +69,19 @@ def test_an_argument_of_another_trainer_has_a_place_that_is_there(name: str) -> 
 def test_an_argument_of_optuna_has_a_place_that_is_there(name: str) -> None:
     assert ("study", name) not in known_keys()
     assert tuple(place_here(("study", name)).split(".")) in known_keys()
+
+
+@pytest.mark.parametrize("name", _NOT_NEEDED)
+@pytest.mark.parametrize("section", ["", "study."])
+def test_an_argument_of_optuna_that_is_not_needed_is_answered_with_what_happens(
+    tmp_path: Path, section: str, name: str
+) -> None:
+    assert (name,) not in known_keys()
+    assert ("study", name) not in known_keys()
+    with pytest.raises(InputError) as refused:
+        load_spec(make_study(tmp_path), [f"{section}{name}=true"])
+    assert refused.value.path == f"{section}{name}"
+    assert refused.value.fix == f"leave it out: {_NOT_NEEDED[name]}"
 
 
 def test_only_the_section_that_it_belongs_in_is_asked_for_these() -> None:
