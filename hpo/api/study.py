@@ -21,6 +21,12 @@ from hpo.errors import InputError, each_error
 from trainer.files import replacing
 
 _HEADER: Final = "# Written by hpo.Study"
+#: An example of an item of each section that is a mapping by name.
+_BY_NAME: Final = {
+    "metrics": '"accuracy": accuracy',
+    "callbacks": '"early_stopping": {"patience": 5}, "mine": hpo.Call(MyCallback)',
+    "search_space": '"optimizer.lr": hpo.Float(1e-5, 0.1, log=True)',
+}
 
 
 class Study:
@@ -212,7 +218,7 @@ def _absolute(folder: Any) -> Path:
 
 def _mapping(section: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(section, Mapping):
-        fix = f"write `{name}={{…}}`, each by its name"
+        fix = f"write `{name}={{{_BY_NAME[name]}}}`, each by its name"
         raise InputError("must be a mapping", path=name, value=show(repr(section)), fix=fix)
     return section
 

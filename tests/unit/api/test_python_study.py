@@ -297,6 +297,9 @@ def test_what_goes_by_names_is_a_mapping(tmp_path: Path, name: str) -> None:
             hpo.InputError, match=f"^{name}: must be a mapping\n  value: .*\n  fix: write `{name}="
         ):
             study(tmp_path, **{name: given}).spec()
+    with pytest.raises(hpo.InputError) as error:
+        study(tmp_path, callbacks=[load]).spec()
+    assert error.value.fix.startswith('write `callbacks={"early_stopping": {"patience": 5}, "mine": hpo.Call(')
     with pytest.raises(hpo.InputError, match="search_space: must be a mapping"):
         study_of_function(load, search_space=[hpo.Int(1, 8)]).spec()  # type: ignore[arg-type]
 
