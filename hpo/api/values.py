@@ -250,6 +250,8 @@ def _unfit(value: Any, keys: Keys) -> InputError:
     fix = f"give plain values, or what makes the object in each trial: `hpo.Call({kind}, …)`"
     if keys[:1] == ("search_space",):
         fix = "give `hpo.Float(…)`, `hpo.Int(…)` or `hpo.Categorical(…)`"
+    elif keys == ("objective",) and callable(value):
+        fix = "write a function that calls it, at the top level of its module, and give that"
     elif keys in (("study", "sampler"), ("study", "pruner")):
         example = {"sampler": '{"name": "tpe", "seed": 1}', "pruner": '{"name": "median"}'}[str(keys[1])]
         fix = f"write `{keys[1]}={example}`, with its arguments beside its name"

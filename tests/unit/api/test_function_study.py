@@ -24,6 +24,12 @@ def objective(trial: Any) -> float:
     return float(trial.suggest_float("x", 0, 1))
 
 
+class Called:
+    def __call__(self, trial: Any) -> float:
+        return objective(trial)
+
+
+CALLED = Called()
 SPACE = {"lr": hpo.Float(1e-3, 1.0, log=True), "hidden": hpo.Int(1, 8)}
 
 
@@ -91,6 +97,19 @@ def test_what_is_no_study_is_refused_before_anything_runs(
     with pytest.raises(hpo.InputError, match=problem):
         hpo.run(function, n_trials=1, metric=given.pop("metric", None), **given)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [CALLED, CALLED.__call__], ids=["object", "method"])
+def test_what_can_be_called_and_is_no_function_is_refused_with_how_to_make_it_one(given: Any) -> None:
+    with pytest.raises(hpo.InputError, match="study: is an object of") as refused:
+        hpo.run(given, direction="minimize")
+    assert refused.value.fix == "write a function that calls it, at the top level of its module, and give that"
+
+
+def test_a_study_refuses_an_objective_that_is_an_object_with_the_same_fix() -> None:
+    with pytest.raises(hpo.InputError, match="objective: is an object of Called") as refused:
+        hpo.Study("called", objective=CALLED).yaml()
+    assert refused.value.fix == "write a function that calls it, at the top level of its module, and give that"
 
 
 @pytest.mark.parametrize(("name", "guess"), [("worker", "workers"), ("trials", "n_trials"), ("pruner", "")])
