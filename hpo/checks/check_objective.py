@@ -50,7 +50,7 @@ def check_parameters(spec: StudySpec) -> None:
         fix = f"add for example `search_space: {{{entry}}}`, or call `{SESSION}.suggest_float(…)` in the function"
         raise spec.error("there is nothing to search", path="search_space", fix=fix)
     if inspect.isfunction(function) and not takes_session(function):
-        fix = f"name the parameter `{SESSION}` by which it gets its trial"
+        fix = f"rename the argument that gets the trial to `{SESSION}`"
         raise spec.error(f"draws its parameters, and takes no `{SESSION}`", path=_SWITCH, value=name, fix=fix)
 
 
