@@ -170,7 +170,7 @@ def _other_file(spec: StudySpec) -> Path:
     path = spec.folder / home(str(spec.study.warm_start))
     if not path.is_file():
         raise spec.error(
-            "there is no such file",
+            "is a folder" if path.is_dir() else "there is no such file",
             path="study.warm_start",
             value=str(path),
             fix="write the path of another study's YAML file, relative to this file's folder",

@@ -233,6 +233,7 @@ def test_trials_of_another_study_are_known_and_do_not_count(pilot: Path, tmp_pat
     ("override", "problem"),
     [
         ("study.warm_start=../nothing.yaml", "there is no such file"),
+        ("study.warm_start=..", "study.warm_start: is a folder"),
         ("study.warm_start=~no-such-user/study.yaml", "there is no such file"),
         ("study.warm_start=study.yaml", "names this study itself"),
         (
