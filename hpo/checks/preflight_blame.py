@@ -44,6 +44,7 @@ from trainer.distributed.rank_error import RankError
 from trainer.error_text import error_text
 from trainer.metrics.objects import measured_alone, metric_at_work
 from trainer.recorded import MetricError
+from trainer.step.parts import compiled
 
 #: A place in the study file, and what was being done with it.
 _Stage = tuple[str, str]
@@ -157,6 +158,9 @@ class Attempt:
         for name, node in config["metrics"].items():
             yield join_path(("metrics", name)), "building it"
             make_metric(resolver, node)
+        if options := config["trainer"]["compile"]:
+            yield "trainer.compile", "torch.compile"
+            compiled(model, options)
         yield "trainer", "building the trainer"
 
     def _at_work(self, error: BaseException) -> _Stage:

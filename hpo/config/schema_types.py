@@ -29,7 +29,14 @@ _MAX_SIZE: Final = 2**60
 _LEAST_PLAIN: Final = 2**10
 
 _DURATION = re.compile(r"(?:(\d{1,12})d)?(?:(\d{1,12})h)?(?:(\d{1,12})m)?(?:(\d{1,12})s?)?")
-_COMPILE_ARGUMENTS = ("fullgraph", "dynamic", "backend", "mode", "options")
+#: Of torch.compile: the type of each, in words too, and an example.
+_COMPILE_ARGUMENTS: dict[str, tuple[type, str, str]] = {
+    "fullgraph": (bool, "true or false", "true"),
+    "dynamic": (bool, "true or false", "true"),
+    "backend": (str, "text", "inductor"),
+    "mode": (str, "text", "max-autotune"),
+    "options": (dict, "a mapping", "{max_autotune: true}"),
+}
 _UNITS = (86400, 3600, 60, 1)
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([KMGTkmgt]?)([iI]?)[Bb]?")
@@ -154,9 +161,12 @@ def with_target(node: dict[str, Any]) -> dict[str, Any]:
 def _compile_options(value: Any) -> Any:
     if not isinstance(value, bool | dict):
         raise fail("must be true, false or a mapping of arguments", "write `compile: true`")
-    for name in value if isinstance(value, dict) else ():
+    for name, given in value.items() if isinstance(value, dict) else ():
         if name not in _COMPILE_ARGUMENTS:
             raise fail("torch.compile takes no such argument", suggest_name(name, _COMPILE_ARGUMENTS), str(name))
+        kind, words, example = _COMPILE_ARGUMENTS[name]
+        if given is not None and not isinstance(given, kind):
+            raise fail(f"must be {words}", f"write for example `{name}: {example}`", name)
     return value
 
 

@@ -304,6 +304,7 @@ def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.C
             "callbacks",
             r"what a checkpoint holds of it \(Stateful\) can't be saved and read back",
         ),
+        ("trainer.compile={mode: fastest}", "trainer.compile", "torch.compile failed: .*mode=fastest"),
         ("trainer.validate_every=0.5", "", ""),
     ],
 )
