@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import optuna
 
@@ -21,6 +21,9 @@ from hpo.storage.engines import display_url
 from hpo.storage.optuna_private import METRIC_NAMES_ATTR, id_of_study, storage_of
 from hpo.study.code_record import keep_code
 from hpo.study.widened import Widening, refuse_narrower
+
+#: What trials of two studies must have in common, so that one can start from the other's.
+_GOAL_KEYS: Final = ("metric", "direction", "objectives")
 
 
 def keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
@@ -76,11 +79,14 @@ def _other_config(
     spec: StudySpec, before: Mapping[str, Any], now: Mapping[str, Any], changes: Sequence[str]
 ) -> InputError:
     keep = "keep what was learnt with `hpo run --widen` (in Python `widen=True`), "
+    name = f"`study.name={spec.study.name}-2`"
+    if all(before["study"].get(key) == now["study"].get(key) for key in _GOAL_KEYS):
+        name += f", with `study.warm_start={spec.path.name}` to give it this study's trials"
     return spec.error(
         f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
         path="study.name",
         fix=f"{'' if not_wider(spec, before, now) else keep}undo the change, give the new study its own name "
-        f"(`study.name={spec.study.name}-2`), or start over after `{_delete_command(spec)}`",
+        f"({name}), or start over after `{_delete_command(spec)}`",
     )
 
 
