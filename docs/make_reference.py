@@ -332,7 +332,7 @@ def _docstring(source: Any) -> list[str]:
             lines += [{"parameters": "Arguments:", "attributes": "Attributes:", "raises": "Errors:"}[kind], ""]
             lines += [f"- {_entry(each)}" for each in section.value] + [""]
         elif kind in ("returns", "yields"):
-            lines += [f"Returns {_escaped(each.description)}" for each in section.value] + [""]
+            lines += [f"Returns: {_escaped(each.description)}" for each in section.value] + [""]
         else:
             raise ValueError(f"{source.path}: make_reference.py has no form for the section {kind!r}")
     return lines

@@ -114,29 +114,30 @@ class Callback:
     """Base of all callbacks: every hook does nothing; override what you need.
 
     Attributes:
-        priority: Lower runs earlier within an event. The shipped ones lie at 1 to 99.
-        writes: Names of the metrics it puts into ``trainer.state.metrics``, or patterns such as ``grad_*``.
-        reads: Names of the metrics it uses; ``("*",)`` for all. The runner refuses an order in which a
+        priority: Lower runs earlier within an event. The built-in callbacks have 1 to 99.
+        writes: Names of the metrics that it adds to ``trainer.state.metrics``, or patterns such as ``grad_*``.
+        reads: Names of the metrics that it uses; ``("*",)`` for all. The runner refuses an order in which a
             reader would run before the writer.
         writes_in: The event in which it writes.
         reads_in: The event in which it reads.
-        rank_zero_only: Its hooks run in the process of rank 0 only; right for callbacks that print or write files.
-        graph_safe: Between zero_grad and the optimizer's step it only looks, so that with a CUDA graph, which does
-            all that in one go, its hooks may be called afterwards.
-        saves: It writes checkpoints. With one of these, the state of the others is checked.
-        rank_state: With several processes its state inside an epoch differs between them, and a checkpoint holds
-            all of them; one that is resumed by another number of processes loads what ``redealt`` makes of them.
-        reads_batches: It reads the loss of single batches. With several processes ``state.loss`` and what is
-            recorded of it are then those of the whole batch; else they are those of this process's part.
-        needs_whole_model: Why it can't work where each process holds a part of the model, as with strategy
-            ``"fsdp"``; None: it can.
-        transient: Attributes that change while training and that a resumed run can do without.
+        rank_zero_only: Its hooks run only in the process of rank 0; set it for callbacks that print or write
+            files.
+        graph_safe: Its hooks between zero_grad and the optimizer step change nothing, so that with a CUDA graph,
+            which does all of that at once, they may be called afterwards.
+        saves: It writes checkpoints. If there is such a callback, the state of the others is checked (see below).
+        rank_state: With several processes, its state inside an epoch differs between them, and a checkpoint holds
+            the states of all. If another number of processes resumes it, each loads what ``redealt`` returns.
+        reads_batches: It reads the loss of single batches. With several processes, ``state.loss`` and what is
+            recorded of it are then those of the whole batch; otherwise those of this process's part.
+        needs_whole_model: Why it can't work if each process holds only a part of the model, as with strategy
+            ``"fsdp"``; None if it can.
+        transient: Attributes that change during training and that a resumed run does not need.
 
-    A callback with state implements ``state_dict`` and ``load_state_dict`` with plain values and tensors; its
-    state is kept under ``name``. What changes, is not in there and is not ``transient`` would be forgotten by a
-    resumed run: with a callback that saves among them it is refused, see `trainer.declared`.
+    A callback with state implements ``state_dict`` and ``load_state_dict``, with plain values and tensors; a
+    checkpoint stores its state under ``name``. A resumed run would lose an attribute that changes and is neither
+    in that state nor ``transient``: if checkpoints are saved, such a callback is refused, see `trainer.declared`.
 
-    ``with NaNDetection():`` lets it take part in every fit of this process that starts inside the block.
+    ``with NaNDetection():`` adds the callback to every fit of this process that starts inside the block.
     """
 
     priority: int = DEFAULT_PRIORITY
@@ -163,25 +164,25 @@ class Callback:
 
     @property
     def name(self) -> str:
-        """Key of its state in a checkpoint; must differ between the stateful callbacks of one trainer."""
+        """The key of its state in a checkpoint; no two callbacks with state of one trainer may share it."""
         return type(self).__name__
 
     def state_dict(self) -> dict[str, Any]:
-        """State to checkpoint: plain Python values and tensors only."""
+        """The state to save in a checkpoint: only plain Python values and tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Load what ``state_dict`` returned."""
 
     def redealt(self, states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:  # noqa: ARG002
-        """The state of one of another number of processes, of a callback with ``rank_state``.
+        """The state that a process loads if another number of processes wrote the checkpoint (``rank_state``).
 
         Args:
             states: What ``state_dict`` returned in each process that wrote the checkpoint, by rank.
-            rank: Of the process that is to load it.
+            rank: The rank of the process that loads.
 
         Returns:
-            ``{}`` where it is to begin anew.
+            The state to load; ``{}`` to start without one.
         """
         return {}
 
@@ -241,7 +242,7 @@ class FunctionCallback(Callback):
         priority: Lower runs earlier within the event.
 
     Raises:
-        ValueError: There is no such event; the one that is meant is given.
+        ValueError: There is no such event; the text names the nearest one.
     """
 
     def __init__(self, event: str, function: Callable[..., Any], priority: int = DEFAULT_PRIORITY) -> None:
@@ -293,7 +294,7 @@ _global_callbacks: list[Callback] = []
 
 
 def register_global_callback(callback: Callback) -> Handle:
-    """Let ``callback`` take part in every fit of this process that starts while it is registered.
+    """Add ``callback`` to every fit of this process that starts while it is registered.
 
     Raises:
         ValueError: It is registered already, and its hooks would run twice.

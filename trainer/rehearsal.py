@@ -18,12 +18,12 @@ from trainer.trainer import Trainer
 
 
 def rehearse(trainer: Trainer, train: Any, val: Any = None, test: Any = None) -> dict[str, float]:
-    """Train one step, validate and test on one batch, with every event of a whole run, and put everything back.
+    """Train one step, validate and test on one batch, with every event of a whole run; then restore everything.
 
-    A step has one batch, with `GradientAccumulation` several. What fails late in a run, in a hook of an epoch's
-    end or with the test set, fails here at once. The trainer, its model and optimizer are afterwards as they
-    were, so that the fit is the same to the bit. Callbacks that write checkpoints, or print or write files
-    (``rank_zero_only``), are left out.
+    So an error that would come late in a run, in a hook at the end of an epoch or with the test set, comes at
+    once. A step has one batch, or several with `GradientAccumulation`. Trainer, model and optimizer are afterwards
+    as they were before, so a fit has the same bits as without the rehearsal. Callbacks that write checkpoints,
+    print or write files (``rank_zero_only``) are left out.
 
     Example::
 
@@ -31,13 +31,13 @@ def rehearse(trainer: Trainer, train: Any, val: Any = None, test: Any = None) ->
         trainer.fit(train, val)
 
     Args:
-        trainer: Not fitted yet.
+        trainer: A trainer that has not trained yet.
         train: Training data, as for `Trainer.fit`.
         val: Validation data.
         test: Test data.
 
     Returns:
-        The numbers of the one epoch, and of the test.
+        The metrics of the epoch and of the test.
 
     Raises:
         Exception: What the run raised, type unchanged.

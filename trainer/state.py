@@ -61,10 +61,11 @@ class TrainState:
     Attributes:
         max_epochs: Epochs that the run has in all, resumed ones included; an estimate where it is bounded by
             something else.
-        total_steps: Optimizer steps expected in all; None where the data has no length.
+        total_steps: Optimizer steps expected in all; None if the data has no length.
         batches_per_epoch: Batches of an epoch; None if unknown.
-        batches_per_step: Batches whose gradients make one optimizer step; set in ``setup`` by who accumulates.
-        drops_last_step: Whether what an epoch leaves over makes no step; set there too.
+        batches_per_step: Batches per optimizer step; a callback that accumulates gradients sets it in ``setup``.
+        drops_last_step: Whether the last, incomplete group of batches of an epoch makes no optimizer step; set in
+            the same way.
         epoch: Finished epochs; inside the first epoch it is 0.
         step: Optimizer steps taken.
         batch_index: Finished batches of the running epoch; 0 between epochs.
@@ -73,49 +74,49 @@ class TrainState:
         data_batch: Finished batches of the running pass.
         cut_batches: Batches of the running pass that were trained when its batch size changed; 0 if it did not.
         cut_samples: Their samples.
-        batch_size: Samples a batch, as `set_batch_size` was asked for last; None where the trainer's own hold.
-        pass_batch_size: Samples a batch of the running pass, from its latest change of size on; 0 between passes.
+        batch_size: The batch size last given to `set_batch_size`; None: the trainer's ``batching`` applies.
+        pass_batch_size: The batch size of the running pass, since it last changed; 0 between passes.
         history: The metrics of each finished epoch, the latest last (the same object as ``metrics``).
-        inherited: Epochs at the beginning of the history that another run has trained: this one is its fork.
+        inherited: Of a fork: the number of epochs at the beginning of the history that its parent trained; else 0.
         user_state: Plain values that callbacks share; checkpointed.
-        config: What the run was started with, where a `ConfigSaver` holds it; for callbacks that show it.
-        stop_reason: Why the run is to end, or None while it continues.
-        stop_now: True when it is to end after the running batch, before an epoch's first one at once, without a
-            validation.
-        failed: Whether the fit was broken off by an error or Ctrl-C, also one in ``on_fit_end``.
-        epoch_stopped: True when the epoch is to end after the running batch.
+        config: The config of the run, if a `ConfigSaver` has it; for callbacks that show it.
+        stop_reason: Why the run is to end; None while it continues.
+        stop_now: Whether the run is to end without a validation: after the running batch, or at once before the
+            first batch of an epoch.
+        failed: Whether an error or Ctrl-C ended the fit, in ``on_fit_end`` too.
+        epoch_stopped: Whether the epoch is to end after the running batch.
         validation_skipped: Whether this epoch's validation was left out because a hook asked for that.
-        own_times: What the names of numbers begin with that an `Evaluator` measures while training, and no epoch's
-            end: an epoch may lack them.
-        checkpoint_requests: How many checkpoints hooks have asked for, and how many of these permanent ones.
-        checkpoint_blocks: Names of those who hold back checkpoints that may be removed.
+        own_times: Prefixes of metrics that an `Evaluator` measures during training and not at the end of each
+            epoch, so that an epoch may lack them.
+        checkpoint_requests: How many checkpoints hooks have asked for, and how many of them permanent.
+        checkpoint_blocks: Names of the callbacks that block checkpoints, see `block_checkpoints`.
         skips: What hooks asked to leave out of the running batch, or of the end of this epoch.
-        batch: The batch being worked on; hooks may replace it. It, its outputs and its loss are None once
-            ``on_fit_end`` is over.
+        batch: The running batch; hooks may replace it. After ``on_fit_end`` it, its outputs and its loss are None.
         outputs: What the step returned as outputs for that batch; hooks may replace it.
         loss: Its loss, a scalar tensor on the device; hooks may replace it.
-        evaluating: What the names of the numbers of the running or latest evaluation begin with: ``"val"``,
-            ``"test"``, and for the second and further data sets ``"val_<name>"``.
-        evaluated: The numbers of the latest evaluation by name, from ``on_validation_end`` and ``on_test_end`` on.
-        weight: What that loss was divided by, a number or a tensor on the device: samples, elements, tokens, or
-            the summed class weights of its targets. None where it is a sum over the batch.
-        step_weight: What the mean that the gradients are of was divided by, where several batches make a step; set
-            in ``on_before_optimizer_step`` by who accumulates.
-        loss_of_all: Whether the loss of a batch, a sum, is that of all processes together in each of them.
-        absent: Whether this process, of several, has no sample of the batch: what it computes does not count.
-        gradient_share: What the gradients of the batch are multiplied by as they are added to those there are; set
-            in ``on_before_backward`` by who accumulates, 1 for each new batch.
-        scalars: What the step returned for the batch beside loss, outputs and weight, by name: tensors on the
-            device, or numbers.
-        skipped_step: In ``on_train_batch_end``: the weights are as they were before the batch, because a hook
-            skipped the optimizer's step (`GradientAccumulation` does so until its group is full) or its gradients
+        evaluating: The prefix of the metrics of the running or latest evaluation: ``"val"``, ``"test"``, and for
+            the second and further data sets ``"val_<name>"``.
+        evaluated: The metrics of the latest evaluation, from ``on_validation_end`` and ``on_test_end`` on.
+        weight: The number that the loss was divided by, or a tensor of it on the device: samples, elements,
+            tokens, or the summed class weights of the targets. None if the loss is a sum over the batch.
+        step_weight: As ``weight``, for an optimizer step of several batches; a callback that accumulates gradients
+            sets it in ``on_before_optimizer_step``.
+        loss_of_all: With several processes: whether the loss, a sum, is the sum over all of them in each.
+        absent: With several processes: whether this one has no sample of the batch, so that its loss does not
+            count.
+        gradient_share: The factor of the batch's gradients as they are added to accumulated ones: 1 for each new
+            batch; a callback that accumulates gradients sets it in ``on_before_backward``.
+        scalars: What the step returned besides loss, outputs and weight, by name: tensors on the device, or
+            numbers.
+        skipped_step: In ``on_train_batch_end``: whether the batch did not change the weights, because a hook
+            skipped the optimizer step (`GradientAccumulation` does until its group is full) or the gradients
             overflowed in fp16.
-        manual: Whether the step makes its own updates, any number a batch; see `trainer.Update`.
-        optimizer_name: Which of several optimizers makes an update; empty where all step together.
-        evaluation: How often the optimizer's closure has been evaluated again in the running step: 0 but for
-            optimizers such as LBFGS.
-        norms: The norms of the batch's gradients, by optimizer, as far as `gradient_norms` was asked for them.
-        step_log: The file of the steps' records, during a fit with `trainer.callbacks.StepMetrics`; else None.
+        manual: Whether the step makes its own optimizer updates, see `trainer.Update`.
+        optimizer_name: The name of the optimizer that makes an update; empty if all step together.
+        evaluation: How often the optimizer has evaluated its closure again in the running step; 0 unless it is an
+            optimizer such as LBFGS.
+        norms: The norms of the batch's gradients by optimizer, once `gradient_norms` was called.
+        step_log: The file of single steps, during a fit with `trainer.callbacks.StepMetrics`; else None.
     """
 
     max_epochs: int
@@ -167,9 +168,9 @@ class TrainState:
 
     @property
     def metrics(self) -> Metrics:
-        """The latest epoch's numbers by name; callbacks add theirs in ``on_epoch_end``.
+        """The latest epoch's metrics by name; callbacks add theirs in ``on_epoch_end``.
 
-        What is put in becomes a float; what is no real number is a `trainer.recorded.MetricError`.
+        A value that is added becomes a float; one that is not a real number raises `trainer.recorded.MetricError`.
         """
         return self._metrics
 
@@ -181,26 +182,26 @@ class TrainState:
 
     @property
     def is_new(self) -> bool:
-        """Whether the run stands at its very beginning: nothing was trained, and it resumes nothing."""
+        """Whether the run is at its very beginning: nothing was trained, and nothing was resumed."""
         return not self.epoch and not self.batch_index
 
     @property
     def has_trained(self) -> bool:
-        """Whether the run has trained itself: a new one has not, and neither has a fork at its beginning."""
+        """Whether this run itself has trained; a new run and a fork at its beginning have not."""
         return self.epoch > self.inherited or self.batch_index > 0
 
     @property
     def grad_norm(self) -> Tensor | None:
         """L2 norm of all gradients of the batch's latest optimizer step before clipping, as a tensor.
 
-        None where no callback measures it. `GradientMonitor`, `StabilityMonitor` and `GradientClipping` do; your
-        own calls `gradient_norms`.
+        None if no callback measures it. `GradientMonitor`, `StabilityMonitor` and `GradientClipping` do; a
+        callback of your own does by calling `gradient_norms`.
         """
         return next(reversed(self.grad_norms.values()), None)
 
     @property
     def grad_norms(self) -> dict[str, Tensor]:
-        """`grad_norm` by the name to log it under: ``grad_norm``, of several optimizers ``grad_norm_<name>``."""
+        """`grad_norm` by the name to log it under: ``grad_norm``; of several optimizers ``grad_norm_<name>``."""
         return {
             f"grad_norm_{name}" if name else "grad_norm": total_norm(norms)
             for name, norms in self.norms.items()
@@ -208,13 +209,13 @@ class TrainState:
         }
 
     def gradient_norms(self, optimizer: Optimizer) -> tuple[Tensor, ...]:
-        """The L2 norm of each gradient of ``trainer.optimizer``, measured once a step whoever asks.
+        """The L2 norm of each gradient of ``trainer.optimizer``; measured only once a step.
 
-        With an optimizer that takes a closure, each evaluation has its own; after the step they are the first
-        one's again.
+        With an optimizer that takes a closure, each evaluation of the closure has its own norms; after the step
+        they are those of the first evaluation.
 
-        To be asked in ``on_before_optimizer_step``, at a priority between `GradientAccumulation` (2), which makes
-        the sum of gradients their mean, and `GradientClipping` (20).
+        Call it in ``on_before_optimizer_step``, with a priority between `GradientAccumulation` (2), which turns
+        the sum of the gradients into their mean, and `GradientClipping` (20).
         """
         norms = self.norms.get(self.optimizer_name)
         if norms is None:
@@ -222,37 +223,39 @@ class TrainState:
         return norms
 
     def steps_of(self, batches: int) -> int:
-        """Optimizer steps of so many batches of one epoch."""
+        """The number of optimizer steps that a number of batches of one epoch make."""
         whole, rest = divmod(batches, self.batches_per_step)
         return whole + (rest > 0 and not self.drops_last_step)
 
     def stop(self, reason: str, *, now: bool = False) -> None:
-        """Ask the run to end: after this epoch, or with ``now`` after this batch, in ``on_train_epoch_start``
-        before the first.
+        """Ask the run to end: after this epoch, or with ``now`` after this batch.
 
-        The first reason stays, except that ``"diverged"`` outranks every other, and every other outranks
-        ``"interrupted"`` and ``"paused"``: a run that ends in the same epoch for a reason of its own has ended,
-        and is not to resume. Where ``now`` has cut the epoch off, ``"interrupted"`` stays.
+        Asked with ``now`` in ``on_train_epoch_start``, the run ends before the first batch.
+
+        Of several reasons the first one stays. But ``"diverged"`` outranks every other, and every other outranks
+        ``"interrupted"`` and ``"paused"``: a run that would have ended in this epoch anyway is not to resume. If
+        ``now`` ended the run inside an epoch, ``"interrupted"`` stays.
         """
         cut = self.stop_now and self.batch_index > 0
         self.stop_reason = prevailing((self.stop_reason, reason), cut=cut)
         self.stop_now = self.stop_now or now
 
     def stop_epoch(self) -> None:
-        """Ask the epoch to end after this batch; validation and ``on_epoch_end`` follow as ever."""
+        """Ask the epoch to end after this batch; validation and ``on_epoch_end`` follow as usual."""
         self.epoch_stopped = True
 
     def skip(self, action: str) -> None:
-        """Ask to leave something out: ``backward``, ``optimizer_step``, ``scheduler_step`` or ``zero_grad`` of the
-        running batch, or the ``validation`` of this epoch.
+        """Ask the trainer to leave out an action.
 
-        ``batch``, asked in ``on_train_batch_start``, leaves out the whole batch: nothing is computed or recorded,
-        and it counts as trained on. ``epoch``, asked in ``on_train_epoch_start``, leaves out this pass over the
-        data and its validation; the epoch counts, with its schedule and its ``on_epoch_end``.
+        ``backward``, ``optimizer_step``, ``scheduler_step`` and ``zero_grad`` are actions of the running batch,
+        ``validation`` is one of this epoch. ``batch``, asked in ``on_train_batch_start``, leaves out the whole
+        batch: nothing is computed or recorded, and the batch counts as trained. ``epoch``, asked in
+        ``on_train_epoch_start``, leaves out this pass over the data and its validation; the epoch counts, its
+        scheduler steps and ``on_epoch_end`` fires.
 
-        Asked before the action's ``on_before_…`` event, none of its events fires; asked in that event, the
-        other callbacks still get it. A skip that one callback asked for holds: no other can take it back, so
-        the order in which callbacks ask does not matter.
+        If a hook asks before the action's ``on_before_…`` event, none of the action's events fires. If it asks in
+        that event, the other callbacks still get the event. No callback can take back a skip that another one
+        asked for, so the order in which callbacks ask does not matter.
 
         Raises:
             ValueError: There is no such action.
@@ -264,32 +267,33 @@ class TrainState:
         self.skips |= {action, VALIDATION} if action == EPOCH else {action}
 
     def request_checkpoint(self, *, permanent: bool = False) -> None:
-        """Ask a `Checkpoint` to write this batch, or the end of this epoch, whatever its intervals and blocks say.
+        """Ask a `Checkpoint` to save after this batch or epoch, regardless of its intervals and of blocks.
 
         Args:
-            permanent: Whether the file stays for ever.
+            permanent: Whether the file is never removed.
         """
         asked, kept = self.checkpoint_requests
         self.checkpoint_requests = (asked + 1, kept + permanent)
 
     def block_checkpoints(self, name: str) -> None:
-        """Hold back checkpoints that may be removed, until each name that blocks has unblocked, or the fit ends.
+        """Block ordinary checkpoints until `unblock_checkpoints` was called for each name, or until the fit ends.
 
-        Permanent and requested ones are written all the same, and so is the end of training. A resumed run knows
-        nothing of it: a callback that has to block there does so in ``on_fit_start``.
+        Permanent and requested checkpoints are still written, and so is the one at the end of training. Blocks are
+        not saved: a callback that needs one in a resumed run calls this in ``on_fit_start``.
         """
         self.checkpoint_blocks.add(name)
 
     def unblock_checkpoints(self, name: str) -> None:
-        """Take a block back; without one nothing happens."""
+        """Remove the block of that name, if there is one."""
         self.checkpoint_blocks.discard(name)
 
     def metric(self, name: str) -> float | None:
-        """This epoch's value of a metric; None where it is missing because validation was skipped, or because it
-        is measured at times of its own.
+        """This epoch's value of a metric.
+
+        None if validation was skipped, or if an `Evaluator` did not measure the metric in this epoch.
 
         Raises:
-            KeyError: Nothing records it.
+            KeyError: No part of the training records it.
         """
         if self.is_unknown(name):
             known = dict.fromkeys((*self.metrics, *self._measured_beside(name)))
@@ -297,7 +301,7 @@ class TrainState:
         return self.metrics.get(name)
 
     def is_unknown(self, name: str) -> bool:
-        """Whether nothing records a metric, as far as this epoch shows."""
+        """Whether no part of the training records this metric, judged by this epoch."""
         if name in self.metrics or self.validation_skipped:
             return False
         if (prefix := self._own_prefix(name)) is None:
@@ -317,11 +321,11 @@ class TrainState:
         return dict.fromkeys(other for epoch in self.history for other in epoch if other.startswith(f"{prefix}_"))
 
     def forget_batch_skips(self) -> None:
-        """Skips last one batch; that of the validation lasts until it is due."""
+        """Forget the skips of the running batch; a skip of the validation stays until the validation is due."""
         self.skips &= {VALIDATION}
 
     def state_dict(self) -> dict[str, Any]:
-        """Progress as plain values; an interruption or a pause is not part of it, so that the run can resume."""
+        """Progress as plain values; without a reason to stop that is an interruption or a pause."""
         return {
             **{name: getattr(self, name) for name in _SAVED_AS_IT_IS},
             "history": [dict(metrics) for metrics in self.history],
@@ -334,7 +338,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over saved progress; ``max_epochs`` stays as it was given to this run."""
+        """Load saved progress; ``max_epochs`` keeps the value of this run."""
         # Up to version 7 checkpoints had no sizes: a callback had to set what held.
         saved = {"batch_size": None, "pass_batch_size": 0, **state}
         for name in _SAVED_AS_IT_IS:

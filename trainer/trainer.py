@@ -49,41 +49,41 @@ class Trainer:
     Args:
         model: The model; moved to ``device``.
         optimizer: Its optimizer, built over the model's parameters, or several by name (see `trainer.Update`);
-            used in its fused form where torch has one and ``fused`` or ``foreach`` were not given.
-        loss: Takes (outputs, targets), returns the mean loss over the batch. Or None with ``step``. A module is
-            moved to ``device``, and so is a ``step`` that is one.
-        step: Takes (model, batch), returns the loss or a mapping (see `trainer.step`). Replaces ``loss``. One that
-            takes ``update`` too makes its own updates, see `trainer.Update`.
-        metrics: By name, functions of (outputs, targets) that return the mean over the batch, objects with
-            ``update``, ``compute`` and ``reset``, or `trainer.WholeSet`; recorded as ``train_<name>``,
+            its fused form is used if torch has one and neither ``fused`` nor ``foreach`` was given.
+        loss: Takes (outputs, targets), returns the mean loss over the batch; None if ``step`` is given. A loss or
+            step that is a module is moved to ``device``.
+        step: Takes (model, batch), returns the loss or a mapping (see `trainer.step`); replaces ``loss``. A step
+            with a parameter ``update`` makes its own optimizer updates, see `trainer.Update`.
+        metrics: By name: a function of (outputs, targets) that returns the mean over the batch, an object with
+            ``update``, ``compute`` and ``reset``, or a `trainer.WholeSet`. Recorded as ``train_<name>``,
             ``val_<name>``, ``test_<name>``.
-        scheduler: Learning-rate scheduler over the optimizer, or several by name; an optimizer may have two.
-        scheduler_interval: Whether the scheduler steps per ``"epoch"`` or per optimizer ``"step"``; by name too.
-        scheduler_monitor: The metric that a ReduceLROnPlateau follows: a loss, or one of ``metrics`` or the step,
-            since the scheduler steps before callbacks record theirs at an epoch's end.
+        scheduler: Learning-rate scheduler of the optimizer, or several by name; an optimizer may have two.
+        scheduler_interval: When the scheduler steps: after each ``"epoch"`` or optimizer ``"step"``; or by name.
+        scheduler_monitor: The metric that a ReduceLROnPlateau follows: a loss, one of ``metrics``, or a metric of
+            the step. Metrics of callbacks are not possible: the scheduler steps before they are recorded.
         callbacks: The user's callbacks, or a `trainer.CallbackRunner` of them.
         core_callbacks: Callbacks of the code that builds the trainer; before the user's at equal priority.
-        max_epochs: Passes over the training data, 10 where no length is given; see `trainer.data.plan.Plan` for
-            this and the next two.
-        max_steps: Optimizer steps; the run ends where the first limit is reached.
-        validate_every: A number of steps or a fraction of a pass, in place of one validation a pass.
+        max_epochs: Number of passes over the training data; 10 if ``max_steps`` is not given either. See
+            `trainer.data.plan.Plan` for this argument and the next two.
+        max_steps: Number of optimizer steps; the run ends at whichever limit comes first.
+        validate_every: Validate every so many steps, or after this fraction of a pass; None: after each pass.
         precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``, see `trainer.step.precision.Precision`.
-        compile: Whether to run the model through torch.compile; a mapping is its arguments.
-        deterministic: Whether torch may use deterministic algorithms only, see `trainer.deterministic`.
+        compile: Whether to run the model through torch.compile; a mapping gives the arguments of torch.compile.
+        deterministic: Whether torch may use only deterministic algorithms, see `trainer.deterministic`.
         cuda_graph: Whether to record the step once and replay it for each batch, see `trainer.step.graph`.
         strategy: With several processes, whether each holds the whole model (``"ddp"``) or a part of it
             (``"fsdp"``).
         sync_batchnorm: With several processes, whether batch norm sees the whole batch or each process's part.
         batching: How data sets are batched.
         seed: Seed of data order and of every random number drawn while training.
-        device: Where to train; None: the first CUDA device where there is one, else the CPU. With several
-            processes ``"cuda"`` is, in each, that of its number on the machine.
+        device: Where to train. None: the first CUDA device, or the CPU if there is none. With several processes,
+            ``"cuda"`` is the CUDA device with the process's number on its machine.
 
     Raises:
-        ValueError: Neither or both of ``loss`` and ``step`` are given, the optimizer is another model's, two that
-            step together share a parameter, the name of a metric is taken, a length, interval, precision, strategy
-            or device is none, or a ReduceLROnPlateau is to step with the optimizer.
-        TypeError: A metric is none.
+        ValueError: Neither or both of ``loss`` and ``step`` are given; the optimizer belongs to another model; two
+            optimizers that step together share a parameter; the name of a metric is taken; a length, interval,
+            precision, strategy or device is invalid; or a ReduceLROnPlateau is to step after each optimizer step.
+        TypeError: A metric is neither a function nor an object with those methods.
     """
 
     def __init__(
@@ -150,24 +150,24 @@ class Trainer:
     # ---- the three things it does
 
     def fit(self, train: Any, val: Any = None, *, ckpt: str | Path | None = None) -> TrainState:
-        """Train until the end of the plan or a stop request; resumes from a loaded state.
+        """Train until the last epoch or step, or until a callback asks to stop; resumes from a loaded state.
 
-        After an error it may be called again. A batch counts once its loss is recorded: it is not trained again.
-        The global random generators and the modes of all modules are put back, and DataLoader workers ended.
+        It may be called again after an error; a batch whose loss is recorded is not trained again. At the end it
+        restores the global random generators and the modes of all modules, and ends DataLoader workers.
 
         Args:
             train: Training data, see `trainer.data.batches.make_batches`.
-            val: Validation data, whose numbers are called ``val_…``, or several data sets by name: the first one's
-                are called so too, those of another one ``val_<name>_…``.
-            ckpt: The checkpoint to resume from: ``"last"`` or ``"best"`` of the trainer's `Checkpoint`, from the
-                beginning as long as there is none; or a file or folder, see `trainer.checkpoint.resume`.
+            val: Validation data, or several data sets by name. The metrics of the first, or only, set are called
+                ``val_…``, those of each further set ``val_<name>_…``.
+            ckpt: The checkpoint to resume from: ``"last"`` or ``"best"`` of the trainer's `Checkpoint` (without
+                one yet, training starts anew), or a file or folder, see `trainer.checkpoint.resume`.
 
         Returns:
-            The state, with the history of all epochs and the reason of the end.
+            The state, with the history of all epochs and the reason why training ended.
 
         Raises:
             Exception: Whatever training or a callback raised, type unchanged.
-            ValueError: A ReduceLROnPlateau has no ``scheduler_monitor`` to follow at an epoch's end.
+            ValueError: At the end of an epoch, a ReduceLROnPlateau finds no metric ``scheduler_monitor``.
             RuntimeError: It is called from inside a run of this trainer.
             CheckpointError: ``ckpt`` can't be read.
         """
@@ -178,20 +178,20 @@ class Trainer:
         return self.state
 
     def validate(self, data: Any) -> dict[str, float]:
-        """Evaluate without training, also inside a fit: ``val_…`` metrics of ``data``, given as to `fit`."""
+        """Evaluate without training, also during a fit; returns the ``val_…`` metrics. ``data`` as in `fit`."""
         return self.evaluation.alone(data, "val", "validation")
 
     def test(self, data: Any) -> dict[str, float]:
-        """Evaluate the test set, as `validate` does: ``test_…`` metrics of ``data``."""
+        """Evaluate the test set, as `validate` does; returns the ``test_…`` metrics."""
         return self.evaluation.alone(data, "test", "test")
 
     def predict(self, data: Any, path: Path | str | None = None) -> Any:
-        """Outputs for ``data``, in its order, or to a file: see `trainer.evaluation.Evaluation.predict`."""
+        """Outputs for ``data``, in order, or written to a file: see `trainer.evaluation.Evaluation.predict`."""
         return self.evaluation.predict(data, path)
 
     @property
     def finished(self) -> bool:
-        """Whether the run has had all its epochs or steps."""
+        """Whether all epochs or steps have been trained."""
         return self.plan.reached(self.state)
 
     # ---- what callbacks use
@@ -208,23 +208,23 @@ class Trainer:
             raise MetricError(error.message, name_of(hook)) from error
 
     def step_optimizer(self) -> None:
-        """Take the optimizer's step, with its events, and the scheduler's where that goes with it."""
+        """Step the optimizer, with its events, and a scheduler that steps with it."""
         self.compute.step_optimizer()
 
     def run_alone(self, work: Callable[[], None]) -> None:
-        """Run ``work``, which does not train, between ``setup`` and ``teardown``."""
+        """Call ``work``, which must not train, between the events ``setup`` and ``teardown``."""
         self._hooks = self.callbacks.resolve()
         self._ready(training=False)
         self._guarded(work, training=False)
 
     def set_batch_size(self, batch_size: int, *, now: bool = False) -> None:
-        """Samples per training batch from the next pass on, with ``now`` from the next batch on.
+        """Change the batch size of training from the next pass on, or with ``now`` from the next batch on.
 
-        A checkpoint holds the size.
+        A checkpoint stores it.
 
         Raises:
-            ValueError: The training data of the running fit comes in batches of its own, or a pass is being
-                trained on, or with ``now`` a batch.
+            ValueError: The training data is already batched (a DataLoader), or it is called during a pass, or with
+                ``now`` during a batch.
         """
         batching = replace(self.batching, batch_size=batch_size)
         if self._stream is not None:
@@ -244,14 +244,14 @@ class Trainer:
         """Resume from a checkpoint.
 
         Args:
-            checkpoint: From `state_dict` of this run; with ``fork`` of another one, after an epoch.
-            fork: Train on from there as a run of its own, with this trainer's hyperparameters and seed; see
-                `trainer.checkpoint.fork.forked`. The epochs so far are then the other run's
-                (``state.inherited``), and never among this run's best.
+            checkpoint: What `state_dict` of this run returned; with ``fork`` that of another run, after an epoch.
+            fork: Begin a new run from there, with this trainer's hyperparameters and seed; see
+                `trainer.checkpoint.fork.forked`. The epochs so far then belong to the other run
+                (``state.inherited``), and are never among this run's best.
 
         Raises:
-            ValueError: It was written by another version of this format, with other optimizers or schedulers by
-                name, or can't be forked.
+            ValueError: The checkpoint has an unknown version, or other names of optimizers or schedulers, or can't
+                be forked.
         """
         self._hooks = self.callbacks.resolve()
         self._ended_for = None

@@ -59,35 +59,37 @@ def run(
     progress: bool = True,
     **section: Any,
 ) -> RunResult:
-    """Start or resume a study, and run it until its trials are done: what `hpo run` does.
+    """Start or resume a study, and run it until its trials have ended, as `hpo run` does.
 
-    Workers are processes of their own, which do not run the calling script: no ``if __name__ == "__main__":`` is
-    needed, unless the study's own classes or its function stand in that script. Where the study names an engine
-    (``run.on``), agents elsewhere train, as with ``hpo run --on``.
+    Workers are separate processes that do not run the calling script. So no ``if __name__ == "__main__":`` is
+    needed, unless that script defines the study's classes or function. If the study names an engine (``run.on``),
+    agents on other machines train, as with ``hpo run --on``.
 
     Args:
         study: The study file, an `hpo.Study`, a function that trains, an Optuna objective, or an ``hpo.Call``.
         overrides: ``key=value`` texts as on the command line, or dotted path → value.
-        search_space: Of a function but an Optuna objective: argument → `hpo.Float`, `hpo.Int`, `hpo.Categorical`.
-        metric: Of a function: the metric to optimise, ``val_loss`` if not given; ``value`` without a search space.
-        direction: Of a function: ``"minimize"`` or ``"maximize"``; needed unless the metric is a loss.
-        name: Of a function: the study's name; that of its module and its own, if not given.
-        workers: Worker processes; one for each GPU, or one, if not given.
-        n_trials: Trials to finish in all, earlier runs included.
-        timeout: Time after which workers checkpoint their trials and stop: seconds, or such as ``"2h"``.
-        devices: Devices to share, such as ``"cuda:0,cuda:1"``; ``"auto"``: every GPU, or the processor.
-        storage: URL of the database in place of the study's.
-        output_dir: Folder of everything that the study writes.
+        search_space: For a function: argument → `hpo.Float`, `hpo.Int`, `hpo.Categorical`. An Optuna objective has
+            none.
+        metric: For a function: the metric to optimise. Default: ``val_loss``, or ``value`` without a search space.
+        direction: For a function: ``"minimize"`` or ``"maximize"``; required unless the metric is a loss.
+        name: For a function: the study's name. Default: made of the names of its module and of the function.
+        workers: Number of worker processes. Default: one for each GPU, or one.
+        n_trials: Total number of trials to finish, earlier runs included.
+        timeout: Time after which workers checkpoint their trials and stop: seconds, or text such as ``"2h"``.
+        devices: Devices to share, such as ``"cuda:0,cuda:1"``; ``"auto"``: every GPU, or the CPU.
+        storage: URL of the database; replaces the one of the study.
+        output_dir: Folder for everything that the study writes.
         accept_code_change: Continue a study whose code has changed since its start; see docs/reliability.md.
         widen: Continue with a wider search space than at the study's start; see docs/how-to/search-spaces.md.
-        progress: Print a line for each trial that ends; else only what goes wrong.
-        **section: Of a function: further keys of the ``study`` section, such as ``sampler`` and ``pruner``.
+        progress: Print a line for each trial that ends; if False, only warnings and errors.
+        **section: For a function: further keys of the ``study`` section, such as ``sampler`` and ``pruner``.
 
     Raises:
         InputError: The study or an argument can't be used; nothing has been started.
         StudyError: The study failed, or all its trials have ended and none of them is complete.
         KeyboardInterrupt: Ctrl-C or a signal, after each worker has saved its trial; the same call resumes it.
-            Signals but Ctrl-C leave an engine's agents at work: the result's ``ending`` is ``left`` then.
+            With an engine, a signal other than Ctrl-C does not stop the agents: ``ending`` of the result is
+            ``left``.
     """
     options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
     switches = {"accept_code_change": accept_code_change, "widen": widen, "progress": progress}
@@ -151,19 +153,18 @@ def load_study(
     storage: str | None = None,
     output_dir: str | Path | None = None,
 ) -> optuna.Study:
-    """The plain `optuna.Study` of a study that has been started, also while it runs.
+    """The `optuna.Study` of a started study, read-only; works while the study runs, too.
 
-    `optuna.visualization`, `optuna.importance`, ``trials_dataframe()``, ``best_trials`` and all else that reads
-    work on it. What writes (``ask``, ``tell``, ``optimize``, ``enqueue_trial``, ``set_user_attr``) raises
-    `hpo.StudyError`: no worker would run a trial that is changed here. To try things, copy the trials into a
-    study of your own:
-    ``optuna.create_study().add_trials(study.trials)``.
+    Everything that reads works on it: `optuna.visualization`, `optuna.importance`, ``trials_dataframe()``,
+    ``best_trials``. Methods that write (``ask``, ``tell``, ``optimize``, ``enqueue_trial``, ``set_user_attr``)
+    raise `hpo.StudyError`, because no worker would run a trial that is changed here. To experiment, copy the
+    trials into a study of your own: ``optuna.create_study().add_trials(study.trials)``.
 
     Args:
         study: The study file, or an `hpo.Study`.
-        overrides: As for the run.
-        storage: As for the run.
-        output_dir: As for the run.
+        overrides: As given to `hpo.run`.
+        storage: As given to `hpo.run`.
+        output_dir: As given to `hpo.run`.
 
     Raises:
         InputError: The study or an argument can't be used.
@@ -181,16 +182,16 @@ def best_params(
     storage: str | None = None,
     output_dir: str | Path | None = None,
 ) -> dict[str, Any]:
-    """The parameters of the best trial, or of another: dotted path → value.
+    """The parameters of the best trial, or of the given one: dotted path → value.
 
-    They fit `overrides` of the functions here, and `StudySpec.resolve`.
+    They can be passed as `overrides` to the functions here.
 
     Args:
         study: The study file, or an `hpo.Study`.
-        overrides: As for the run.
+        overrides: As given to `hpo.run`.
         trial: ``"best"`` or a trial's number.
-        storage: As for the run.
-        output_dir: As for the run.
+        storage: As given to `hpo.run`.
+        output_dir: As given to `hpo.run`.
 
     Raises:
         InputError: The study or an argument can't be used.
@@ -212,17 +213,17 @@ def load_best_model(
     storage: str | None = None,
     output_dir: str | Path | None = None,
 ) -> nn.Module:
-    """The model of the best trial, or of another, with the weights of its best epoch, in eval mode.
+    """The model of the best trial, or of the given one, with the weights of its best epoch, in eval mode.
 
-    Warns where the study's code is not that which the trial ran under: the weights then may make another model.
+    Warns if the study's code has changed since the trial ran: the same weights may then compute something else.
 
     Args:
         study: The study file, or an `hpo.Study`.
-        overrides: As for the run.
+        overrides: As given to `hpo.run`.
         trial: ``"best"`` or a trial's number.
-        device: Where the model is to be.
-        storage: As for the run.
-        output_dir: As for the run.
+        device: The device that the model is moved to.
+        storage: As given to `hpo.run`.
+        output_dir: As given to `hpo.run`.
 
     Raises:
         InputError: The study or an argument can't be used.

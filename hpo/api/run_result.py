@@ -12,18 +12,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """What a study has come to at the end of `hpo.run`.
+    """The state of a study at the end of `hpo.run`.
 
     Attributes:
-        study: Optuna's study, for reading; see `hpo.load_study`.
-        n_trials: Trials that the study is to bring to an end.
-        finished: Trials that have ended.
-        outcomes: How many ended as what: ``complete``, ``pruned``, ``diverged``, …
-        best: The best trial as `hpo best --json` has it: ``trial`` (its number), ``value``, ``params``,
-            ``epoch``, ``metrics``, ``checkpoint``, and ``internals`` (predictions and what else was not asked
-            for). None if no trial is complete; with several objectives a list, the Pareto front.
-        ending: Why the run ended: ``done``, ``timeout``, ``goal`` (the study has what it is after), ``stopped``
-            (by `hpo stop`), or ``left`` (a signal has ended this call, and the engine's agents work on).
+        study: The `optuna.Study`, read-only; see `hpo.load_study`.
+        n_trials: Number of trials that the study is to finish.
+        finished: Number of trials that have ended.
+        outcomes: Number of trials by outcome: ``complete``, ``pruned``, ``diverged``, …
+        best: The best trial, as `hpo best --json` prints it: ``trial`` (its number), ``value``, ``params``,
+            ``epoch``, ``metrics``, ``checkpoint``, and ``internals`` (predictions and other internal numbers).
+            None if no trial is complete; with several objectives a list, the Pareto front.
+        ending: Why the run ended: ``done``, ``timeout``, ``goal`` (`target_value` or `stop_after_no_improvement`
+            was reached), ``stopped`` (by `hpo stop`), or ``left`` (a signal ended this call, and the engine's
+            agents continue).
     """
 
     study: optuna.Study

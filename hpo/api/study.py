@@ -30,7 +30,7 @@ _BY_NAME: Final = {
 
 
 class Study:
-    """A study with ordinary classes in place of a study file.
+    """A study made of ordinary classes and values, without a study file.
 
     ```python
     if __name__ == "__main__":  # needed where the classes stand in this very file
@@ -47,29 +47,31 @@ class Study:
         result = hpo.run(study, workers=4)
     ```
 
-    A run writes it as ``NAME.yaml`` into its folder, and every command takes that file. The sections are those of
-    a study file. Classes and functions stand at the top level of a module, since workers import them. Those of a
-    notebook's cells they can't import; write these into a file, as ``%%writefile model.py`` does.
+    `hpo.run` writes it to ``NAME.yaml`` in its folder, and every command takes that file. The arguments are the
+    sections of a study file. Workers import classes and functions by name, so these must be at the top level of a
+    module. Workers can't import from a notebook's cells: write such code to a file, with ``%%writefile model.py``.
 
     Args:
         name: The study's name.
-        data: Returns the data sets: a class or function, or an `hpo.Call` with arguments. So are the next six.
-        model: Makes the module to train.
-        optimizer: Makes the optimizer from the model's parameters.
-        objective: A function that trains by itself, in place of all that the Trainer needs; see `hpo.run`, which
-            takes it as it is.
-        loss: Called with (outputs, targets), or a class that makes what is.
-        step: Called with (model, batch) in place of the loss.
-        lr_scheduler: Makes the learning-rate scheduler from the optimizer; ``interval`` and ``warmup`` may be
+        data: Returns the data sets: a class or function, or an `hpo.Call` of one with arguments. The next six
+            arguments are given in the same way.
+        model: Returns the module to train.
+        optimizer: Returns the optimizer for the model's parameters.
+        objective: A function that trains by itself, in place of data, model, loss and optimizer. `hpo.run` also
+            takes such a function directly.
+        loss: Called with (outputs, targets); or a class whose objects are.
+        step: Called with (model, batch); replaces the loss.
+        lr_scheduler: Returns the learning-rate scheduler for the optimizer; ``interval`` and ``warmup`` may be
             among its arguments.
         loader: How data sets are batched, such as ``{"batch_size": 64}``.
         trainer: How long and where to train, such as ``{"max_epochs": 20}``.
         metrics: Name → function of (outputs, targets).
-        callbacks: Name → arguments of a built-in callback, True, False, or what makes a callback.
+        callbacks: Name → arguments of a built-in callback, True or False to turn it on or off, or an `hpo.Call` of
+            a callback's class.
         search_space: Dotted path → `hpo.Float`, `hpo.Int` or `hpo.Categorical`.
         where: Expressions over searched parameters that hold in every trial, such as
             ``"model.hidden % model.heads == 0"``.
-        folder: Folder of the study's file, its modules and ``runs/``. If not given, that of the Python file which
+        folder: Folder of the study's file, its modules and ``runs/``. Default: the folder of the Python file that
             makes this object, or the current folder in a notebook.
         run: How it is run, such as ``{"workers": 4, "trial_timeout": "2h"}``; `hpo.run` may override it.
         **study: The keys of the ``study`` section: ``metric``, ``direction``, ``n_trials``, ``sampler``, …
@@ -112,14 +114,14 @@ class Study:
 
     @property
     def path(self) -> Path:
-        """Where a run writes the study's file."""
+        """The file that `hpo.run` writes the study to."""
         return self.folder / f"{self.name}.yaml"
 
     def spec(self, overrides: Sequence[str] = ()) -> StudySpec:
-        """The study as its file would be read, with ``key=value`` overrides; nothing is written.
+        """The validated study, as read from its file, with ``key=value`` overrides; writes nothing.
 
         Raises:
-            InputError: Something in it can't be used, or another file is in the place of the study's.
+            InputError: Something in it can't be used, or a file that `hpo.Study` did not write is at `path`.
         """
         text, label = self.yaml(), f'hpo.Study("{self.name}")'
         with tempfile.TemporaryDirectory() as folder:

@@ -36,8 +36,8 @@ class Call:
     Args:
         target: The class or function, or its import path as text.
         *args: Positional arguments; the search space can't reach them.
-        **arguments: Keyword arguments: plain values, lists and mappings of them, and further calls, which are made
-            first. A class, a function or a `functools.partial` is handed over to be called.
+        **arguments: Keyword arguments: plain values, lists and mappings of them, and further `Call` objects, which
+            are called first. A class, a function or a `functools.partial` is passed as it is, without a call.
     """
 
     def __init__(self, target: Any, /, *args: Any, **arguments: Any) -> None:
@@ -57,9 +57,9 @@ class Float:
     Attributes:
         low: The lowest value, or an expression of other parameters such as ``"optimizer.lr / 10"``.
         high: The highest value, or such an expression.
-        log: Search the logarithm.
-        step: Distance of the values; None for any.
-        when: Searched only while these hold: dotted path → value, or list of values.
+        log: Search on a logarithmic scale.
+        step: Distance between allowed values; None: any value.
+        when: Search it only where other parameters have these values: dotted path → value, or list of values.
     """
 
     low: float | str
@@ -76,8 +76,8 @@ class Int:
     Attributes:
         low: The lowest value, or an expression of other parameters such as ``"model.heads * 2"``.
         high: The highest value, or such an expression.
-        log: Search the logarithm.
-        step: Distance of the values; None for 1.
+        log: Search on a logarithmic scale.
+        step: Distance between allowed values; None: 1.
         when: As in `Float`.
     """
 
@@ -90,11 +90,12 @@ class Int:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A search-space entry: one of some values.
+    """A search-space entry: one of several values.
 
     Attributes:
-        choices: Plain values, lists and mappings, classes, functions and calls: for a path that ends in
-            ``_target_`` what is called there, for an argument what `Call` would hand over.
+        choices: Plain values, lists, mappings, classes, functions and `Call` objects. If the path ends in
+            ``_target_``, the chosen class or function is called there; else the choice is an argument, as in
+            `Call`.
         when: As in `Float`.
     """
 

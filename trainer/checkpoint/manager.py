@@ -120,15 +120,15 @@ def is_permanent(path: Path) -> bool:
 def newest_checkpoint(
     folders: Iterable[Path], device: torch.device | str = "cpu"
 ) -> tuple[CheckpointFile, dict[str, Any]] | None:
-    """The readable checkpoint with the most progress; a damaged one is passed over with a warning.
+    """The readable checkpoint with the most progress; damaged ones are skipped with a warning.
 
     Args:
-        folders: Where to look, as `trainer.callbacks.Checkpoint` writes them; of equal progress the last folder's.
-            One that is not there has none.
-        device: Where the checkpoint's tensors are to be.
+        folders: Folders that `trainer.callbacks.Checkpoint` wrote to; of equal progress, the last folder's
+            checkpoint is taken. A folder may be missing.
+        device: The device to load the tensors to.
 
     Returns:
-        The file, and its content for `trainer.Trainer.load_state_dict`; None where no file is readable.
+        The file, and its content for `trainer.Trainer.load_state_dict`; None if no file is readable.
     """
     files = list_checkpoints(folders)
     return _latest(files, lambda path: load_checkpoint(path, device), "; the checkpoint before it is used")

@@ -51,20 +51,21 @@ class LoadedWeights:
 
 
 def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> LoadedWeights:
-    """Give a model weights to begin with, before it is trained; nothing else of a checkpoint is taken.
+    """Load weights into a model before it is trained; of a checkpoint only the weights.
 
     Args:
         model: Its parameters and buffers are changed in place.
         path: A checkpoint or merged weights of this package, a file of ``torch.save(model.state_dict(), …)``, or
-            ``.safetensors``.
-        strict: Whether all must fit by name and shape. If not, what fits is taken, and a warning says what is not.
+            a ``.safetensors`` file.
+        strict: Whether all weights must fit by name and shape. If False, those that fit are loaded, and a warning
+            lists the others.
 
     Returns:
-        What was taken over and what was not.
+        What was loaded and what was not.
 
     Raises:
         CheckpointError: The file can't be read, or holds no weights; the text says what it holds.
-        ValueError: Something does not fit, or with ``strict=False`` nothing does. The model is as it was.
+        ValueError: A weight does not fit, or with ``strict=False`` none does. The model is unchanged.
     """
     bare = bare_model(model)
     path, own = Path(path), bare.state_dict()

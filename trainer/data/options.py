@@ -16,25 +16,26 @@ class BatchOptions:
 
     Attributes:
         batch_size: Samples per training batch.
-        eval_batch_size: Samples per validation or test batch. It follows no other number, so that a search of
-            ``batch_size`` does not change what validation needs and gives.
-        shuffle: A new order each epoch, for training.
-        drop_last: Leave out a last, smaller training batch.
-        num_workers: Worker processes of the DataLoader; unused for tensors in memory, as all that follows up to
-            ``multiprocessing_context``. Each is DataLoader's argument of that name.
-        persistent_workers: The workers live from pass to pass. What they draw follows from (seed, pass, batch).
+        eval_batch_size: Samples per validation or test batch. It does not follow ``batch_size``, so that a search
+            of ``batch_size`` changes neither the memory nor the result of validation.
+        shuffle: Whether the training data has a new order in each pass.
+        drop_last: Whether to leave out a last, smaller training batch.
+        num_workers: Worker processes of the DataLoader. This argument and the next ones, up to
+            ``multiprocessing_context``, are those of DataLoader; they have no effect on tensors in memory.
+        persistent_workers: Whether workers live from pass to pass. Their random numbers depend only on (seed,
+            pass, batch).
         prefetch_factor: Batches that each worker loads ahead; None: two.
-        pin_memory: Load into pinned memory; None: on a CUDA device.
-        timeout: Seconds to wait for a batch of a worker; 0: without end.
-        collate_fn: Makes a batch of a list of samples; tensors in memory then go through a DataLoader, too.
-        worker_init_fn: Called in each worker with its number.
+        pin_memory: Whether to load into pinned memory; None: if the device is a CUDA device.
+        timeout: Seconds to wait for a batch of a worker; 0: no limit.
+        collate_fn: Makes a batch of a list of samples; with it, tensors in memory go through a DataLoader, too.
+        worker_init_fn: Called in each worker with the worker's number.
         multiprocessing_context: How workers are started, such as ``"spawn"``.
-        limit_train_batches: Batches of each pass over the training data, or a fraction of them; a shuffled pass
-            has others each time. None: all, as for the next two.
-        limit_val_batches: The first batches of each validation set.
-        limit_test_batches: The first batches of each test set.
-        overfit_batches: So many batches of the training data, chosen once, are each pass and the validation too:
-            a model and a step that work bring their loss close to 0. None: everything is used.
+        limit_train_batches: Use only this number of batches, or fraction of them, in each pass over the training
+            data; a shuffled pass has other batches each time. None: all batches, here and in the next two.
+        limit_val_batches: Use only the first batches of each validation set: a number, or a fraction.
+        limit_test_batches: Use only the first batches of each test set: a number, or a fraction.
+        overfit_batches: Train and validate on this number of training batches only, chosen once, to see whether
+            the loss comes close to 0. None: use all data.
 
     Raises:
         ValueError: A number is out of range, or an option needs workers and there are none.

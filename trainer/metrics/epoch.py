@@ -117,7 +117,7 @@ class EpochMetrics:
         tap: Where each value is appended too as it is recorded, while somebody listens; the list is theirs.
 
     Raises:
-        TypeError: A metric is none.
+        TypeError: A metric is neither a function nor an object with the methods of one.
         ValueError: The name of a metric is taken.
     """
 

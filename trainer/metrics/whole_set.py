@@ -16,11 +16,11 @@ MAX_BYTES: Final = 2**30
 
 
 class WholeSet:
-    """Calls a function once an epoch, with the outputs and the targets of the whole set.
+    """A metric that is computed once per epoch, from the outputs and targets of the whole data set.
 
-    For what is no mean over samples, such as AUROC or R². All outputs and targets are kept on the device until the
-    epoch's end, in a checkpoint inside an epoch too. An object with ``update``, ``compute`` and ``reset`` that
-    keeps counts only needs less memory.
+    Use it for metrics that are not a mean over samples, such as AUROC or R². It keeps all outputs and targets on
+    the device until the end of the epoch, and in checkpoints inside an epoch. If counts suffice for the metric, an
+    object with ``update``, ``compute`` and ``reset`` needs less memory.
 
     Example::
 
@@ -29,11 +29,12 @@ class WholeSet:
         metrics: {auc: {_target_: model.auc, over: epoch, max_bytes: 4GiB}}  # in a study file
 
     Args:
-        function: Takes (outputs, targets), the batches joined along the first dimension, returns one number.
-        max_bytes: Bytes of outputs and targets that it may keep of one set.
+        function: Takes (outputs, targets), each joined from all batches along the first dimension; returns one
+            number.
+        max_bytes: The most bytes of outputs and targets of one data set that it may keep.
 
     Attributes:
-        name: What errors call it; the Trainer sets it.
+        name: The name in error messages; the Trainer sets it.
 
     Raises:
         ValueError: ``max_bytes`` is below 1.

@@ -40,23 +40,24 @@ def parameters_of(model: nn.Module, patterns: str | Iterable[str]) -> dict[str, 
 
 
 def parameter_groups(model: nn.Module, groups: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Groups for a torch optimizer, with arguments of their own: learning rates of layers, weight decay of biases.
+    """Parameter groups for a torch optimizer, such as layers with their own learning rate.
 
     ```python
     torch.optim.AdamW(parameter_groups(model, {"encoder": {"lr": 1e-5}, "*.bias": {"weight_decay": 0.0}}), lr=1e-3)
     ```
 
     Args:
-        model: Its parameters are in the groups, each in one.
-        groups: By pattern (see `parameters_of`), arguments of the optimizer. With ``parameters`` among them, a
-            pattern or a list of those, the key is only a name. A parameter is in the first group that matches it.
+        model: The model; each of its parameters is put into exactly one group.
+        groups: Pattern (see `parameters_of`) → arguments of the optimizer for the parameters that match. If the
+            arguments contain ``parameters``, a pattern or a list of patterns, the key is only a name. A parameter
+            belongs to the first group that matches it.
 
     Returns:
-        First the group of all other parameters, which has the optimizer's own arguments, if there are any; then
-        those that were asked for, in their order. The metric ``lr`` is the first group's.
+        First a group of all parameters that match no pattern, which has the optimizer's general arguments (left
+        out if it is empty); then the given groups, in their order. The metric ``lr`` is that of the first group.
 
     Raises:
-        ValueError: A pattern matches no parameter, or none that an earlier group has not taken.
+        ValueError: A pattern matches no parameter, or only parameters of earlier groups.
     """
     left = dict(bare_model(model).named_parameters())
     made: list[dict[str, Any]] = []

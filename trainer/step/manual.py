@@ -24,15 +24,16 @@ Loss = Tensor | Callable[[], Tensor]
 
 
 class Update:
-    """What a step that makes its own updates calls: ``update(loss, "generator")``.
+    """Updates the weights from inside a step that makes its own updates: ``update(loss, "generator")``.
 
-    One call clears the optimizer's gradients, computes those of the loss in its parameters (and in no other),
-    steps it, and its schedulers that go with the step, each with its events. In these ``trainer.optimizer`` is
-    the one at work and ``state.optimizer_name`` its name. In validation and test a call does nothing.
+    One call clears the gradients of the named optimizer, computes the gradients of the loss for that optimizer's
+    parameters only, steps the optimizer, and steps its schedulers that follow optimizer steps, with the events of
+    each. In these events ``trainer.optimizer`` is this optimizer, and ``state.optimizer_name`` its name. In
+    validation and test a call does nothing.
 
     Attributes:
-        state: The trainer's state: ``state.step`` and ``state.batch_index`` say which batch it is, and a step may
-            update one optimizer every few batches by them.
+        state: The trainer's state. By ``state.batch_index`` a step can, for example, update one optimizer only
+            every few batches.
     """
 
     def __init__(self, state: TrainState, make: Callable[[Loss, str, bool], None] | None = None) -> None:
@@ -45,13 +46,13 @@ class Update:
         Args:
             loss: The loss, a tensor with one element; or a function that computes it, which an optimizer with a
                 closure calls several times.
-            optimizer: Its name; left out, all step with this loss.
-            retain_graph: Whether another update of this batch goes through the same graph.
+            optimizer: The optimizer's name; if left out, all optimizers step with this loss.
+            retain_graph: Whether another update of this batch uses the same graph.
 
         Raises:
-            TypeError: The loss is none, or the optimizer's closure needs a function.
-            ValueError: No optimizer has the name, none of its parameters takes a gradient, or all are to step and
-                two hold one parameter.
+            TypeError: The loss is neither of these, or the optimizer takes a closure and the loss is no function.
+            ValueError: No optimizer has the name; none of its parameters requires a gradient; or all are to step
+                and two of them share a parameter.
         """
         if self._make is not None:
             self._make(loss, optimizer, retain_graph)
