@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from hpo.config.code import code_identity
@@ -263,7 +264,8 @@ def example_of(builder: Builder, config: Mapping[str, Any], model: nn.Module) ->
         model: The model, on the CPU.
 
     Raises:
-        StudyError: The step does not call the model, or the batches have less than two samples.
+        StudyError: The step does not call the model, or with a PackedSequence; or the batches have less than two
+            samples.
     """
     collate = make_batching(builder.resolver, config["loader"]).collate_fn
     options = BatchOptions(eval_batch_size=_EXAMPLE, collate_fn=collate)
@@ -284,11 +286,19 @@ def example_of(builder: Builder, config: Mapping[str, Any], model: nn.Module) ->
             "  fix: export the weights to .safetensors"
         )
     args, kwargs = calls[0]
+    if any(map(_is_packed, pytree.tree_leaves((args, kwargs), is_leaf=_is_packed))):
+        # Its tensors are in order of time, and none of them has the batch as its first dimension.
+        fix = "export the weights to .safetensors"
+        raise StudyError(f"torch.export takes no PackedSequence, and the model is called with one\n  fix: {fix}")
     size = _batch_size((args, kwargs))
     if size < _SMALLEST:
         fix = "let the validation data give larger batches, or export to .safetensors"
         raise StudyError(f"torch.export needs batches of two samples or more\n  fix: {fix}")
     return Example(args, kwargs, size)
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
 
 
 def _batch_size(inputs: Any) -> int:

@@ -90,6 +90,20 @@ def updating_step(model, batch, update):
     return {"loss": loss, "outputs": outputs}
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(1, 1)
+
+    def forward(self, sequences):
+        return self.layer(sequences)[1][0]
+
+
+def packed_step(model, batch):
+    outputs = model(nn.utils.rnn.pack_sequence([row[:, None] for row in batch[0]]))
+    return {"loss": (outputs - batch[1]).square().mean(), "outputs": outputs}
+
+
 def parts_step(model, batch):
     return {"loss": model.weight.square().sum()}
 """
@@ -179,6 +193,7 @@ def test_weights_that_layers_share_are_stored_once(studies: Studies, tmp_path: P
         ("Fixed", (), r"can't see through parts\.Fixed"),
         ("Noisy", (), "gives other outputs"),
         ("Fixed", ("loss=null", "metrics=null", "step={_target_: parts.parts_step}"), "calls only parts of it"),
+        ("Recurrent", ("loss=null", "step={_target_: parts.packed_step}"), "takes no PackedSequence"),
     ],
 )
 def test_what_torch_export_can_t_do_is_said_and_leaves_nothing(
