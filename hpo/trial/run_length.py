@@ -18,7 +18,7 @@ from trainer import BatchOptions
 from trainer.callbacks import BatchSizeSchedule, GradientAccumulation
 from trainer.data.batches import known_length
 from trainer.data.limits import train_batches
-from trainer.data.plan import Plan
+from trainer.data.plan import Plan, UnknownLengthError
 from trainer.state import TrainState
 
 #: A configured callback: its class, and the arguments of the study file.
@@ -121,20 +121,23 @@ def with_numbers(
         after: What is trained already, which does not count.
 
     Raises:
-        InputError: A number is needed that the data does not have, or that changes as the training runs, or a
-            OneCycleLR is over before the training is.
+        InputError: A number is needed that the data does not have, or that changes as the training runs; a
+            OneCycleLR is over before the training is; or ``validate_every`` cuts data without a length.
         TypeError: As `run_length`, like ValueError.
     """
     places = {name: join_path(keys) for keys, name in lengths_in(config)}
     cycle = any(_is_one_cycle(node) for node in lr_schedulers(config).values())
-    if not places and not cycle:
+    if not places and not cycle and config["trainer"]["validate_every"] is None:
         return dict(config)
     changing = any(_is_a(kind, BatchSizeSchedule) for kind, _ in callbacks)
     if places and changing:
         path, fix = next(iter(places.values())), "write the number of steps that the sizes make"
         raise spec.error("is not known where the batch size changes as a trial runs", path=path, fix=fix)
     together, dropped = accumulated(callbacks)
-    length = run_length(config, train, batches_per_step=together, drops_last_step=dropped, after=after)
+    try:
+        length = run_length(config, train, batches_per_step=together, drops_last_step=dropped, after=after)
+    except UnknownLengthError as error:
+        raise _without_epochs(spec, config) from error
     numbers = {name: getattr(length, name) for name in places}
     for name, path in places.items():
         if numbers[name] is None:
@@ -224,6 +227,12 @@ def _unknown(spec: StudySpec, name: str, path: str) -> InputError:
     if name == "steps_per_epoch":
         fix = "write the number, or use `${trainer.total_steps}` with `trainer.max_steps`"
     return spec.error(problem, path=path, value=f"${{trainer.{name}}}", fix=fix)
+
+
+def _without_epochs(spec: StudySpec, config: Mapping[str, Any]) -> InputError:
+    problem = "the training data has no length, so the number of epochs is not known"
+    fix = "write it in steps, and `trainer.max_steps`; to `hpo train` give `trainer.max_steps=…`, not --epochs"
+    return spec.error(problem, path="trainer.validate_every", value=config["trainer"]["validate_every"], fix=fix)
 
 
 def _laid_out(

@@ -9,6 +9,10 @@ from trainer.data.options import fraction_of
 from trainer.state import CONTINUED, TrainState
 
 
+class UnknownLengthError(ValueError):
+    """How many epochs a run has can't be said, because the training data has no length."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The length of a run and of its epochs; the first limit that is reached ends the run.
@@ -51,7 +55,8 @@ class Plan:
             pass_length: Batches in one pass over the data; None where that is not known.
 
         Raises:
-            ValueError: The length is needed and not known, or there is no batch.
+            UnknownLengthError: The length is needed and not known.
+            ValueError: There is no batch.
         """
         if pass_length == 0:
             raise no_batch()
@@ -63,14 +68,14 @@ class Plan:
         """Batches of an epoch; None where steps or the data itself decide.
 
         Raises:
-            ValueError: ``validate_every`` is a fraction of an unknown length.
+            UnknownLengthError: ``validate_every`` is a fraction of an unknown length.
         """
         if self.validate_every is None:
             return pass_length
         if isinstance(self.validate_every, int):
             return None
         if pass_length is None:
-            raise ValueError(
+            raise UnknownLengthError(
                 f"validate_every is {self.validate_every}, but the training data has no length: give it in steps"
             )
         return fraction_of(pass_length, self.validate_every)
@@ -124,7 +129,7 @@ class Plan:
             if self.max_steps is None or state.batches_per_epoch is None:
                 return self.max_epochs
         elif state.total_steps is None or (self.epoch_steps is None and state.batches_per_epoch is None):
-            raise ValueError(
+            raise UnknownLengthError(
                 "the training data has no length, so the number of epochs is unknown: give "
                 "validate_every in steps, with max_steps"
             )

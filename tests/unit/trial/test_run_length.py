@@ -243,6 +243,16 @@ class TestInAStudyFile:
         limited = builder.spec.resolve({"trainer.max_steps": 9, "trainer.validate_every": 3})
         assert builder.laid_out(limited, data)["lr_scheduler"]["total_steps"] == 9
 
+    @pytest.mark.parametrize("every", [3, 0.5])
+    def test_validations_inside_a_pass_without_a_length_ask_for_max_steps(
+        self, studies: Studies, every: float
+    ) -> None:
+        builder = Builder(studies.spec(f"trainer.validate_every={every}"))
+        with pytest.raises(InputError, match="number of epochs is not known") as raised:
+            builder.laid_out(builder.spec.resolve(), {"train": Stream()})
+        assert str(raised.value).startswith("command line: trainer.validate_every")
+        assert "`trainer.max_steps`" in raised.value.fix
+
     def test_a_batch_size_that_changes_leaves_it_open(self, studies: Studies) -> None:
         builder = Builder(studies.spec(ONE_CYCLE, "callbacks={batch_size_schedule: {sizes: {'0': 4, '1': 8}}}"))
         config = builder.spec.resolve()
