@@ -283,4 +283,9 @@ def _not_finite(tensor: Tensor) -> int:
     """How many values are NaN or infinite."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return 0
-    return int((~torch.isfinite(tensor.detach())).sum())
+    values = tensor.detach()
+    if values.layout is torch.sparse_coo:
+        values = values.coalesce().values()
+    elif values.layout is not torch.strided:  # compressed, or jagged
+        values = values.values()
+    return int((~torch.isfinite(values)).sum())

@@ -486,6 +486,37 @@ def test_tensors_of_a_batch_that_is_an_object_are_looked_at(file: Path, kind: st
         tried(file, collate % (kind, "true"), *own)
 
 
+SPARSE = """
+import torch
+from torch import nn
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(4, 1, sparse=True)
+
+
+def collate(samples, bad):
+    x, y = map(torch.stack, zip(*samples))
+    return (x * float("nan") if bad else x).to_sparse(), y
+
+
+def step(model, batch):
+    return (torch.sparse.mm(batch[0], model.rows(torch.arange(4))) - batch[1]).square().mean()
+"""
+
+
+def test_sparse_batches_and_gradients_are_looked_at(file: Path) -> None:
+    file.with_name("sparse.py").write_text(SPARSE)
+    collate = "loader={batch_size: 32, collate_fn: {_target_: sparse.collate, bad: %s}}"
+    own = ("step={_target_: sparse.step}", "metrics={}", "model={_target_: sparse.Table}")
+    own += ("optimizer={_target_: torch.optim.SGD, lr: 0.01}", "loss=null")
+    assert tried(file, collate % "false", *own).base.inputs == [(32, 4), (32, 1)]
+    with pytest.raises(InputError, match="128 of 128 values of a training batch's tensor 0 are not finite"):
+        tried(file, collate % "true", *own)
+
+
 def test_a_base_config_without_memory_is_an_error(file: Path) -> None:
     with pytest.raises(InputError, match="memory runs out on cpu: RuntimeError") as caught:
         tried(file, "model.kind=large", "model.hidden=7")
