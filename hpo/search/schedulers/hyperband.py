@@ -100,7 +100,7 @@ def _drawn(seed: int, rungs: int, factor: int, count: int) -> list[int]:
     """The brackets of at least so many trials, from trial 0 on."""
     known = _known(seed, rungs, factor)
     if len(known) < count:
-        trials = [np.ceil(rungs / (rungs - k)) * float(factor) ** (rungs - 1 - k) for k in range(rungs)]
+        trials = [rungs / (rungs - k) * float(factor) ** (rungs - 1 - k) for k in range(rungs)]
         ends = np.cumsum(np.array(trials) / sum(trials))
         ends /= ends[-1]
         draws = [np.random.default_rng((seed, number)).random() for number in range(len(known), count)]
