@@ -94,7 +94,7 @@ def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:
 
 def claimable(conn: Executor, study_id: int) -> int:
     """How many trials a worker could take: those that wait, and those that no worker has claimed yet."""
-    left, _ = _left_and_trials(conn, study_id)
+    left, _ = _left_and_trials(conn, study_id, exactly=True)
     return count_trials(conn, study_id, [TrialState.WAITING]) + max(0, left or 0)
 
 
@@ -104,10 +104,11 @@ def count_trials(conn: Executor, study_id: int, states: Collection[TrialState]) 
     return cast("int", conn.execute(query).scalar_one())
 
 
-def _left_and_trials(conn: Executor, study_id: int) -> tuple[int | None, int]:
+def _left_and_trials(conn: Executor, study_id: int, *, exactly: bool = False) -> tuple[int | None, int]:
     """How many trials may still be created (None: any number), and how many there are.
 
-    The first is below zero where the budget was lowered.
+    The first is below zero where the budget was lowered. Where it is above, it leaves out, unless it is asked for
+    ``exactly``, that imported trials count against no budget.
     """
     budget = sa.select(STUDY_USER_ATTRS.c.value_json).where(
         STUDY_USER_ATTRS.c.study_id == study_id, STUDY_USER_ATTRS.c.key == BUDGET_ATTR
@@ -116,7 +117,7 @@ def _left_and_trials(conn: Executor, study_id: int) -> tuple[int | None, int]:
     row = conn.execute(sa.select(budget.scalar_subquery(), count.scalar_subquery())).one()
     stored, trials = cast("tuple[str | None, int]", tuple(row))
     number = None if stored is None else json.loads(stored)
-    if number is None or trials < number:
+    if number is None or (trials < number and not exactly):
         return None if number is None else number - trials, trials
     imported = (
         sa.select(sa.func.count())

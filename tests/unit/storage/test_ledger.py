@@ -1,5 +1,6 @@
 """Who is alive, and what the ledger says after any order of claims, ends and takeovers."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,11 +17,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from optuna.storages._rdb import models
+from sqlalchemy import orm
 
+from hpo.errors import BudgetExhaustedError
 from hpo.storage import beats, ledger, machine
+from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, IMPORTED_ATTR
 from hpo.storage.beats import Beat, Heartbeat
+from hpo.storage.budget import Room, budgets_of, claimable, make_room, refuse_beyond_budget, store_budgets
 from hpo.storage.ledger import ATTEMPTS, Lease, Owner
 from hpo.storage.machine import host_name, is_alive
+from hpo.storage.optuna_private import TRIAL_SYSTEM_ATTRS
 from tests.support.commands import wait_until
 
 
@@ -117,18 +123,23 @@ _TRIALS = st.integers(1, 3)
 _OWNER = Owner("host", "boot", 1, 1.0)
 
 
+def with_three_trials() -> sa.Engine:
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
+    models.BaseModel.metadata.create_all(engine)
+    ledger.metadata.create_all(engine)
+    with engine.begin() as conn:
+        conn.execute(sa.text("INSERT INTO studies VALUES (1, 'a')"))
+        for trial in (1, 2, 3):
+            conn.execute(sa.text(f"INSERT INTO trials VALUES ({trial}, {trial}, 1, 'RUNNING', NULL, NULL)"))
+    return engine
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Compares the table with a model: for each trial the outcomes of its attempts, None while open."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
-        models.BaseModel.metadata.create_all(self.engine)
-        ledger.metadata.create_all(self.engine)
-        with self.engine.begin() as conn:
-            conn.execute(sa.text("INSERT INTO studies VALUES (1, 'a')"))
-            for trial in (1, 2, 3):
-                conn.execute(sa.text(f"INSERT INTO trials VALUES ({trial}, {trial}, 1, 'RUNNING', NULL, NULL)"))
+        self.engine = with_three_trials()
         self.conn = self.engine.connect()
         self.outcomes: dict[int, list[str | None]] = {1: [], 2: [], 3: []}
 
@@ -199,6 +210,43 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=12, stateful_step_count=15, deadline=None, database=None)
+
+
+@pytest.mark.parametrize(
+    ("budget", "most", "beside", "becomes"),
+    [
+        (5, 9, False, 5),  # it has room
+        (5, 9, True, 6),
+        (5, 5, True, 5),
+        (3, 4, False, 4),
+        (3, 4, True, 4),
+        (3, 3, False, 3),
+        (2, 4, False, 4),  # it was lowered
+        (2, 3, False, 2),
+        (None, 9, True, None),
+    ],
+)
+def test_a_budget_is_raised_for_one_more_trial_as_far_as_it_may(
+    budget: int | None, most: int, beside: bool, becomes: int | None
+) -> None:
+    engine = with_three_trials()
+    with orm.Session(engine) as session:
+        session.execute(sa.text("INSERT INTO studies VALUES (2, 'b')"))
+        for trial, state in ((4, "COMPLETE"), (5, "RUNNING"), (6, "WAITING"), (7, "FAIL")):
+            session.execute(sa.text(f"INSERT INTO trials VALUES ({trial}, {trial}, 2, '{state}', NULL, NULL)"))
+        marks = [(1, IMPORTED_ATTR), (2, IMPORTED_ATTR), (4, IMPORTED_ATTR), (5, "other"), (6, "other")]
+        rows = [{"trial_id": trial, "key": key, "value_json": "true"} for trial, key in marks]
+        session.execute(sa.insert(TRIAL_SYSTEM_ATTRS), rows)
+        store_budgets(session, 1, {BUDGET_ATTR: 8, EPOCHS_ATTR: 7})
+        for now in (1, budget):
+            store_budgets(session, 2, {BUDGET_ATTR: now, EPOCHS_ATTR: 7})
+        make_room(session, 2, Room(most, beside))
+        assert budgets_of(session, 2) == {BUDGET_ATTR: becomes, EPOCHS_ATTR: 7}
+        assert budgets_of(session, 1) == {BUDGET_ATTR: 8, EPOCHS_ATTR: 7}
+        assert claimable(session, 2) == 1 + max(0, (becomes or 0) - 3)
+        with pytest.raises(BudgetExhaustedError) if becomes in {2, 3} else contextlib.nullcontext():
+            assert refuse_beyond_budget(session, 2) == 4
+    engine.dispose()
 
 
 def test_the_table_is_named_and_keyed_as_documented() -> None:
