@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from sqlalchemy import orm
 
 from hpo.errors import BudgetExhaustedError
 from hpo.storage import beats, ledger, machine
-from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, IMPORTED_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, IMPORTED_ATTR, PAUSED_ATTR
 from hpo.storage.beats import Beat, Heartbeat
 from hpo.storage.budget import Room, budgets_of, claimable, make_room, refuse_beyond_budget, store_budgets
 from hpo.storage.ledger import ATTEMPTS, Lease, Owner
 from hpo.storage.machine import host_name, is_alive
-from hpo.storage.optuna_private import TRIAL_SYSTEM_ATTRS
+from hpo.storage.optuna_private import REPORTS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_ATTRS
 from tests.support.commands import wait_until
 
 
@@ -210,6 +211,65 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=12, stateful_step_count=15, deadline=None, database=None)
+
+
+def test_a_lease_is_that_of_one_process_until_it_is_handed_over_or_ends() -> None:
+    """Where a connection breaks at a commit, the next try asks whether the last one got it, or another process."""
+    engine = with_three_trials()
+    changes: list[dict[str, Any]] = [{"host": "b"}, {"boot_id": "b"}, {"pid": 2}, {"start_time": 2.0}]
+    others = [replace(_OWNER, **each) for each in changes]
+    with engine.connect() as conn:
+        attempt = ledger.claim(conn, 1, _OWNER)
+        ledger.claim(conn, 2, others[0])
+        assert ledger.is_held_by(conn, 1, attempt, _OWNER)
+        assert not any(ledger.is_held_by(conn, 1, attempt, other) for other in others)
+        assert not ledger.is_held_by(conn, 2, attempt, _OWNER)
+        taker = replace(_OWNER, pid=2, start_time=2.0)
+        assert ledger.hand_over(conn, 1, attempt, taker)
+        assert ledger.is_held_by(conn, 1, attempt, taker)
+        assert ledger.is_held_by(conn, 2, attempt, others[0])
+        ledger.end(conn, 1, attempt, "requeued")
+        assert not ledger.is_held_by(conn, 1, attempt, taker)
+        assert not ledger.hand_over(conn, 1, attempt, _OWNER)
+        assert ledger.has_ended_as(conn, 1, attempt, "requeued")
+        assert not ledger.has_ended_as(conn, 1, attempt, "complete")
+        assert not ledger.has_ended_as(conn, 1, attempt + 1, "requeued")
+        assert not ledger.has_ended_as(conn, 2, attempt, "requeued")
+    engine.dispose()
+
+
+def test_what_is_asked_about_one_study_leaves_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = with_three_trials()
+    with engine.connect() as conn:
+        conn.execute(sa.text("INSERT INTO studies VALUES (2, 'b'), (3, 'c')"))
+        conn.execute(sa.text("INSERT INTO trials VALUES (4, 0, 2, 'RUNNING', NULL, NULL)"))
+        conn.execute(sa.text("INSERT INTO trials VALUES (5, 0, 3, 'COMPLETE', NULL, NULL)"))
+        conn.execute(sa.text("UPDATE trials SET state = 'COMPLETE' WHERE trial_id = 3"))
+        reports = [{"trial_id": trial, "step": 1, "intermediate_value": 1.0} for trial in (1, 3, 4)]
+        conn.execute(sa.insert(REPORTS), [each | {"intermediate_value_type": "FINITE"} for each in reports])
+        marks = [
+            {"trial_id": trial, "key": key, "value_json": "1"} for trial, key in ((1, PAUSED_ATTR), (2, "other"))
+        ]
+        conn.execute(sa.insert(TRIAL_USER_ATTRS), marks)
+        for trial in (1, 1, 2, 4):
+            attempt = ledger.claim(conn, trial, _OWNER)
+            if trial == 1:
+                ledger.end(conn, trial, attempt, "paused", seconds=2.0 + attempt)
+
+        assert [ledger.has_begun(conn, study) for study in (1, 2, 3)] == [True, True, False]
+        assert [ledger.has_paused(conn, study) for study in (1, 2, 3)] == [True, False, False]
+        assert [ledger.is_paused(conn, trial) for trial in (1, 2, 4)] == [True, False, False]
+        running = [(each.trial_id, each.lease and each.lease[:2]) for each in ledger.running_trials(conn, 1)]
+        assert running == [(2, (2, 1))]
+        assert [ledger.unfinished_with_values(conn, study) for study in (1, 2, 3)] == [[1], [0], []]
+        for most in (2, 1):  # all of the study's are asked for where there are more
+            monkeypatch.setattr(ledger, "_MANY", most)
+            assert ledger.seconds_of(conn, 1, [1, 2]) == {1: 7.0, 2: 0.0}
+        assert {trial: list(each) for trial, each in ledger.begun(conn, [1, 4]).items()} == {1: [1, 2], 4: [1]}
+        conn.execute(sa.text("UPDATE trials SET state = 'COMPLETE' WHERE trial_id = 1"))
+        assert not ledger.has_paused(conn, 1)
+        assert not ledger.is_paused(conn, 1)
+    engine.dispose()
 
 
 @pytest.mark.parametrize(

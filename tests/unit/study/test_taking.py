@@ -92,6 +92,7 @@ def test_of_the_paused_trials_those_count_that_the_scheduler_would_resume(
             taken.report(float(value), 1)
             view.storage.pause(taken._trial_id, 1)
         assert claimable(asha) == 3 + new
+        assert claimable(asha, most=2) == 2
         assert number_of(take(asha)) == 0
         assert claimable(asha) == 2 + new
 
