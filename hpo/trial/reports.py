@@ -86,7 +86,7 @@ class Reports:
         self._asked = max(stored, default=0) - 1
         self._decided = next((each for each, key in _KEYS.items() if key in frozen.user_attrs), Decision.CONTINUE)
         if self._decided is not Decision.CONTINUE:  # a late decision was reported past
-            self._decided_at = max(frozen.user_attrs[_KEYS[self._decided]], *stored)
+            self._decided_at = max([frozen.user_attrs[_KEYS[self._decided]], *stored])
         return self._due(len(history))
 
     def report(self, step: int, value: float, *, ask: bool) -> Decision:
