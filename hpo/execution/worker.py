@@ -28,7 +28,7 @@ from typing import Any, Final
 import optuna
 from optuna.exceptions import StorageInternalError
 
-from hpo.errors import LeaseLostError
+from hpo.errors import LeaseLostError, StudyError
 from hpo.execution.messages import Command, Leaving, Message, Ready, Stop, WorkerOrder, send
 from hpo.execution.pulse import ENDING, PROCESS, Pulse
 from hpo.execution.standby import Processes, Standby
@@ -70,7 +70,13 @@ def work(order: WorkerOrder, channel: Connection[Message, Command], pulse: Pulse
     end_forks_at_sigterm()
     if order.slot.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.slot.visible
-    order.log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        order.log.parent.mkdir(parents=True, exist_ok=True)
+        order.log.open("ab").close()
+    except OSError as error:
+        fail(channel, StudyError(f"its log {order.log} can't be written: {error.strerror or error}"))
+        send(channel, Leaving())
+        sys.exit(1)
     with redirect_output(order.log), _woken() as wake:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -290,10 +290,21 @@ def test_a_worker_whose_log_can_not_be_written_says_what_it_died_of(monkeypatch:
 
     monkeypatch.setattr(_Worker, "__init__", fails)
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # as outside of tests
+    assert said_with_log("/dev/full") == Failed("the disk is full", final=False)
+
+
+def test_a_worker_whose_log_can_not_be_opened_says_so() -> None:
+    said = Failed("its log /dev/null/logs/worker.log can't be written: Not a directory", final=False)
+    assert said_with_log("/dev/null/logs/worker.log") == said
+
+
+def said_with_log(log: str) -> Any:
+    """What a worker with this log says first, which has ended."""
     ours, theirs = Pipe()
-    order: Any = SimpleNamespace(slot=SimpleNamespace(visible=None), log=Path("/dev/full"))
+    order: Any = SimpleNamespace(slot=SimpleNamespace(visible=None), log=Path(log))
     process = multiprocessing.get_context("fork").Process(target=work, args=(order, theirs, None))
     process.start()
     process.join()
+    assert process.exitcode == 1
     assert ours.poll(0)
-    assert ours.recv() == Failed("the disk is full", final=False)
+    return ours.recv()
