@@ -130,7 +130,9 @@ class Upkeep:
         if now < self._next_look:
             return
         self._next_look = now + self.interval
-        self._try(lambda: self._beats.give(ours))
+        # A chore that asks the database for nothing would seem to have found it reachable.
+        if self._registered is not None or any(worker.held for worker in ours):
+            self._try(lambda: self._beats.give(ours))
         if self._registered is not None:
             self._registered.keep_mark()
         self._try(self._end_dead_agents)
@@ -142,7 +144,7 @@ class Upkeep:
         self._try(lambda: self._opened.requeue_dead(self._sightings, spared, taken_back.append))
         for settled in taken_back:
             self._notify("", settled)
-        if now >= self._next_quota:
+        if now >= self._next_quota and not self._away:  # below the quota it asks for nothing
             self._try(self._keep_to_quota)
             self._next_quota = now + _QUOTA_SHARE * (time.monotonic() - now)
 

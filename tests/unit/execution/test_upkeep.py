@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.execution.messages import Notice
@@ -72,3 +73,27 @@ def test_what_was_settled_before_the_database_went_away_is_heard(
         upkeep.look(now + 2 * upkeep.interval)
     assert [said.number for said in heard if isinstance(said, Settled)] == [0, 1, 2]
     assert [said.number for said in upkeep.settled()] == ([0, 1, 2] if how == "settles" else [])
+
+
+@pytest.mark.parametrize("quota", ["null", "1GiB"])
+def test_the_database_is_away_until_it_answers(
+    quota: str, studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an agent does without it, such as keeping to a quota, says nothing of it."""
+    heard: list[str] = []
+    with studies.open(f"run.disk_quota={quota}") as (view,):
+        upkeep, now = Upkeep(view, lambda _, said: heard.append(str(said))), time.monotonic()
+        with monkeypatch.context() as patch:
+
+            def fail(_: object) -> None:
+                raise DatabaseAwayError("no route")
+
+            patch.setattr(sa.Engine, "connect", fail)
+            for turn in range(3):
+                upkeep.look(now + turn * upkeep.interval)
+                assert upkeep.away
+        upkeep.look(now + 3 * upkeep.interval)
+        assert not upkeep.away
+    unreachable, reachable = heard
+    assert "the database is unreachable; waiting for it: no route" in unreachable
+    assert "the database is reachable again" in reachable
