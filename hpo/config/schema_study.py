@@ -133,10 +133,19 @@ def _bounds(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-class SamplerSection(Section):
-    """Which sampler draws the trials; further keys are its arguments."""
+class _NamedSection(Section):
+    """What is chosen by its name; further keys are its arguments."""
 
     model_config = ConfigDict(extra="allow")
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments, beside the section's own keys."""
+        return dict(self.model_extra or {})
+
+
+class SamplerSection(_NamedSection):
+    """Which sampler draws the trials; further keys are its arguments."""
 
     name: str = Field(default=AUTO, description="The sampler's name.", examples=["tpe"])
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the study's randomness.", examples=[0])
@@ -144,23 +153,11 @@ class SamplerSection(Section):
         default=False, description="Let the sampler keep pickled state in the storage.", examples=[False]
     )
 
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The further arguments of the Optuna sampler."""
-        return dict(self.model_extra or {})
 
-
-class PrunerSection(Section):
+class PrunerSection(_NamedSection):
     """Which pruner ends trials early; further keys are its arguments."""
 
-    model_config = ConfigDict(extra="allow")
-
     name: str = Field(default="median", description="The pruner's name, or none.", examples=["median"])
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The further arguments of the Optuna pruner."""
-        return dict(self.model_extra or {})
 
     @property
     def prunes(self) -> bool:
@@ -168,17 +165,10 @@ class PrunerSection(Section):
         return self.name.lower() != NO_PRUNER and self.name != "NopPruner"
 
 
-class SchedulerSection(Section):
+class SchedulerSection(_NamedSection):
     """Which scheduler pauses and resumes trials; further keys are its arguments."""
 
-    model_config = ConfigDict(extra="allow")
-
     name: str = Field(description="The scheduler's name.", examples=["freeze_thaw"])
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The further arguments of the scheduler."""
-        return dict(self.model_extra or {})
 
 
 Constraints = Annotated[
