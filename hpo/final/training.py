@@ -129,7 +129,7 @@ class _Trained:
         trainer: With the weights of the best epoch.
         config: The last stage's.
         epoch: The best one.
-        metrics: Those of its weights on validation and test data.
+        metrics: Those of its weights on validation and test data, and what is optimised.
         weights: They themselves, whole.
     """
 
@@ -262,6 +262,9 @@ def _evaluated(
     metrics = trainer.validate(data["val"])
     if "test" in data:
         metrics |= trainer.test(data["test"])
+    # What is optimised may be a callback's metric, which only its epoch has.
+    recorded = {name: value for name, value in history[epoch - 1].items() if name in spec.study.goals}
+    metrics = {**recorded, **metrics}
     own = bare_model(trainer.model).state_dict()
     # A split model has no whole weights of its own.
     return epoch, metrics, best["model"] if any(map(is_sharded, own.values())) else own

@@ -50,6 +50,14 @@ def test_it_goes_on_from_the_best_epoch_and_keeps_the_best_of_both(studies: Stud
         assert not list(folder.glob("*.part"))
 
 
+def test_what_is_optimised_is_among_the_metrics_where_no_evaluation_gives_it(studies: Studies) -> None:
+    with studies.open("study.metric=train_loss") as (view,):
+        run(view)
+        result = train(view, start_of_trial(view, "best", from_scratch=False), 1)
+        assert result["metrics"]["train_loss"] == result["value"]
+        assert result["metrics"]["val_loss"] != result["value"]
+
+
 def test_when_no_later_epoch_is_better_the_weights_are_those_it_started_from(studies: Studies) -> None:
     space = "search_space={model.hidden: {type: int, low: 4, high: 4}}"
     with studies.open(space, "lr_scheduler=null") as (view,):
