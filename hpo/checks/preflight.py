@@ -52,6 +52,7 @@ from trainer.data.batches import is_batched, known_length
 from trainer.data.sets import first_set
 from trainer.metrics.objects import is_object
 from trainer.state import DIVERGED, best_epoch
+from trainer.step.parts import is_compiled
 
 
 def preflight(spec: StudySpec, slots: Sequence[Slot]) -> list[DevicePreflight]:
@@ -212,6 +213,8 @@ def _trained(
         trainer = builder.trainer(config, place, seed=seed, device=attempt.device, bridge=[probe])
         attempt.trainer = trainer
         probe.metrics = trainer.metrics
+        if config["trainer"]["compile"] or is_compiled(trainer.model):
+            probe.warmup = 2  # what looks into the first batch has it run as written, and the second one compiled
         peers.meet()
         val = tried_batches(trainer, data["val"])
         trainer.fit(data["train"], val)

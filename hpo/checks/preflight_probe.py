@@ -47,13 +47,14 @@ class Probe(Callback):
 
     Attributes:
         metrics: The trainer's; to be set before the run.
+        warmup: Batches before those whose time counts; to be set before the run.
         phase: What the run was doing last.
         shapes: Shapes of the first batch's tensors.
         outputs: Shapes of the model's outputs for it.
         without_gradient: Parameters that got no gradient.
         untrained: Parameters that got one and that no optimizer has, by the path of whose they are.
         batches: Batches that were trained.
-        batch_s: Seconds a training batch takes, the first one left out unless there is no other.
+        batch_s: Seconds a training batch takes, the first ones left out unless there is no other.
         ended: The clock when training ended and when validation did.
         failed: The batch in which it failed.
     """
@@ -62,12 +63,13 @@ class Probe(Callback):
     graph_safe = True
     transient = (
         *("phase", "shapes", "outputs", "without_gradient", "untrained", "batches"),
-        *("batch_s", "ended", "validated", "failed", "_first", "_started"),
+        *("batch_s", "ended", "validated", "failed", "_warm", "_started"),
     )
 
     def __init__(self, complain: Complaint, *, loss_path: str, precision: str) -> None:
         self._complain = complain
         self.metrics: Mapping[str, Metric] = {}
+        self.warmup = 1
         self._loss_path = loss_path
         self._precision = precision
         self.phase = START
@@ -78,7 +80,7 @@ class Probe(Callback):
         self.batches = 0
         self.failed: Any = None
         self.batch_s = math.nan
-        self.ended = self.validated = self._started = self._first = math.nan
+        self.ended = self.validated = self._started = self._warm = math.nan
 
     # ---- a batch
 
@@ -166,10 +168,11 @@ class Probe(Callback):
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
         now = time.perf_counter()
-        if self.batches == 1:
-            self._first, self.batch_s = now, now - self._started
+        if self.batches <= self.warmup:
+            self.batch_s = now - (self._started if self.batches == 1 else self._warm)
+            self._warm = now
             return
-        self.batch_s = (now - self._first) / (self.batches - 1)
+        self.batch_s = (now - self._warm) / (self.batches - self.warmup)
         stepped = state.step > 0 and self.batches > state.batches_per_step
         if stepped and (self.batches >= _BATCHES or now - self._started > _SECONDS):
             state.stop_epoch()

@@ -24,6 +24,7 @@ from tests.support.commands import make_study
 
 PARTS = """
 import asyncio
+import time
 import numpy as np
 import torch
 from torch import nn
@@ -169,6 +170,11 @@ class Scheduler(torch.optim.lr_scheduler.LRScheduler):
 class Wrong(Callback):
     def on_train_batch_end(self, trainer):
         raise LookupError("nothing there")
+
+
+class SlowSecond(Callback):
+    def on_train_batch_start(self, trainer):
+        time.sleep(1.0 * (trainer.state.step == 1))
 
 
 class Words(Callback):
@@ -505,6 +511,12 @@ def collate(samples, bad):
 def step(model, batch):
     return (torch.sparse.mm(batch[0], model.rows(torch.arange(4))) - batch[1]).square().mean()
 """
+
+
+def test_the_second_batch_of_a_compiled_model_may_be_the_one_that_compiles(file: Path) -> None:
+    slow = "callbacks={slow: {_target_: parts.SlowSecond}}"
+    assert tried(file, slow, "trainer.compile={backend: eager}").base.batch_s < 0.5
+    assert tried(file, slow).base.batch_s >= 0.5
 
 
 def test_sparse_batches_and_gradients_are_looked_at(file: Path) -> None:
