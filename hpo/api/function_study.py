@@ -39,8 +39,8 @@ def study_of_function(
         target = target.func
     if not (inspect.isfunction(target) or inspect.isbuiltin(target)):
         fix = "give a study file, an `hpo.Study`, or a function that trains"
-        if callable(target) and not inspect.isclass(target):
-            fix = "write a function that calls it, at the top level of its module, and give that"
+        if callable(target) and not inspect.isclass(target):  # no object says under which name it is imported
+            fix = "give a function that calls it, or name it as `objective` in a study file"
         raise InputError(
             f"is an object of {type(target).__name__}", path="study", value=show(repr(target)), fix=fix
         )
