@@ -66,58 +66,77 @@ CallbackNode = Annotated[
 
 
 class LoaderSection(Section):
-    """How a dataset is batched; a ready DataLoader is left as it is."""
+    """How datasets are batched; a DataLoader that `data` returns keeps its own settings."""
 
     batch_size: int = Field(
-        default=32, ge=1, le=MAX_NUMBER, description="Samples in a training batch.", examples=[32]
+        default=32, ge=1, le=MAX_NUMBER, description="Samples per training batch.", examples=[32]
     )
     eval_batch_size: int = Field(
         default=256,
         ge=1,
         le=MAX_NUMBER,
-        description="Samples in an evaluation batch, independent of batch_size.",
+        description="Samples per validation or test batch; it does not follow `batch_size`.",
         examples=[256],
     )
     num_workers: int = Field(
-        default=0, ge=0, le=MAX_PROCESSES, description="Processes that load data.", examples=[0]
+        default=0,
+        ge=0,
+        le=MAX_PROCESSES,
+        description="Processes that load data; 0: the training process loads them itself.",
+        examples=[0],
     )
     persistent_workers: bool = Field(
-        default=False, description="Keep these processes from pass to pass.", examples=[True]
+        default=False, description="Keep these processes alive between two passes over the data.", examples=[True]
     )
     prefetch_factor: int | None = Field(
         default=None, ge=1, le=MAX_NUMBER, description="Batches that each process loads ahead.", examples=[4]
     )
     pin_memory: bool | None = Field(
-        default=None, description="Load into pinned memory; by itself on a GPU.", examples=[True]
+        default=None,
+        description="Load batches into pinned memory; by default only if training on a GPU.",
+        examples=[True],
     )
     timeout: float = Field(
-        default=0, ge=0, description="Seconds to wait for a batch of a process; 0: without end.", examples=[60]
+        default=0,
+        ge=0,
+        description="Seconds to wait for a batch from one of these processes; 0: no limit.",
+        examples=[60],
     )
     multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = Field(
-        default=None, description="How these processes are started.", examples=["spawn"]
+        default=None, description="How to start these processes.", examples=["spawn"]
     )
     collate_fn: TargetNode | None = Field(
         default=None,
-        description="Makes a batch of a list of samples.",
+        description="Makes a batch from a list of samples.",
         examples=[{"_target_": "data.padded", "value": 0}],
     )
-    drop_last: bool = Field(default=False, description="Leave a short last batch out.", examples=[False])
+    drop_last: bool = Field(
+        default=False,
+        description="Leave out the last training batch if it is smaller than the others.",
+        examples=[False],
+    )
     shuffle: bool = Field(default=True, description="Shuffle the training data.", examples=[True])
     limit_train_batches: Limit = Field(
-        default=None, description="Batches of each pass over the training data, or a fraction.", examples=[100]
+        default=None,
+        description="Train on only this many batches in each pass over the data, or on this fraction of them.",
+        examples=[100],
     )
     limit_val_batches: Limit = Field(
-        default=None, description="First batches of the validation data, or a fraction.", examples=[0.25]
+        default=None,
+        description="Validate on only the first so many batches, or on this fraction of them.",
+        examples=[0.25],
     )
     limit_test_batches: Limit = Field(
-        default=None, description="First batches of the test data, or a fraction.", examples=[10]
+        default=None,
+        description="Test on only the first so many batches, or on this fraction of them.",
+        examples=[10],
     )
     overfit_batches: int | None = Field(
         default=None,
         ge=1,
         le=MAX_NUMBER,
-        description="Train on so many batches again and again, and validate on them: a model that works learns "
-        "them by heart.",
+        description="Train on only so many batches, the same in every pass, and validate on them too. Checks that "
+        "the model can bring its loss close to 0.",
         examples=[1],
     )
 
@@ -130,19 +149,19 @@ class LoaderSection(Section):
 
 
 class WeightsSection(Section):
-    """The weights that a model begins with, in place of those that it is made with."""
+    """The weights that a model starts with, in place of its own initialisation."""
 
     path: str | None = Field(
         default=None,
         min_length=1,
-        description="A file of weights, from the study file's folder: a checkpoint, what torch.save wrote of a "
-        "state dict, or .safetensors. A trial that resumes or is forked has its checkpoint's.",
+        description="A file of weights, relative to the study file's folder: a checkpoint, a state dict of "
+        "torch.save, or .safetensors. A trial that resumes or is forked loads its checkpoint instead.",
         examples=["pretrained.pt"],
     )
     strict: bool = Field(
         default=True,
-        description="Whether all weights must fit by name and shape; if not, those that fit are taken, and the "
-        "log says what is not.",
+        description="Whether all weights must match by name and shape. If false, those that match are loaded, and "
+        "the log lists the others.",
         examples=[False],
     )
 
@@ -154,52 +173,60 @@ class TrainerSection(Section):
         default=20,
         ge=1,
         le=MAX_EPOCHS,
-        description="Passes over the data; no limit when only max_steps is given. Of a function (objective) the "
-        "epochs that it reports, where they are known.",
+        description="Passes over the data; no limit if only max_steps is given. With an `objective` function: how "
+        "many epochs it reports, if that is known.",
         examples=[20],
     )
     max_steps: int | None = Field(
-        default=None, ge=1, le=MAX_STEPS, description="Optimizer steps.", examples=[10_000]
+        default=None,
+        ge=1,
+        le=MAX_STEPS,
+        description="Optimizer steps after which a trial ends.",
+        examples=[10_000],
     )
     validate_every: Interval = Field(
         default=None,
-        description="Steps, or a fraction of a pass, between two validations, which make an epoch.",
+        description="Validate after every so many steps, or this fraction of a pass; an epoch is then what lies "
+        "between two validations.",
         examples=[500],
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="Numbers of the forward pass.", examples=["bf16"]
+        default="fp32", description="Precision of the forward pass.", examples=["bf16"]
     )
     compile: CompileOptions = Field(
         default=False, description="Run the model through torch.compile.", examples=[True]
     )
-    cuda_graph: bool = Field(default=False, description="Record the step as one CUDA graph.", examples=[False])
+    cuda_graph: bool = Field(
+        default=False, description="Run the training step as one CUDA graph.", examples=[False]
+    )
     weights: WeightsSection = WeightsSection()
     deterministic: bool = Field(
         default=False,
-        description="Let torch use deterministic algorithms only; on a GPU slower, and the same bits each time.",
+        description="Let torch use deterministic algorithms only: slower on a GPU, but the same bits each time.",
         examples=[True],
     )
     seed: int | None = Field(
         default=None,
         ge=0,
         le=MAX_SEED,
-        description="Seed from which each trial's own follows, with the trial's number; also that of the data. "
-        "`study.sampler.seed` when left out. Searched, it is the trial's own, and not that of the data.",
+        description="The study's seed; by default `study.sampler.seed`. Data are loaded with it, and each trial's "
+        "own seed is derived from it and the trial's number. If it is searched, its value is the trial's own "
+        "seed; data are still loaded with the value in the file.",
         examples=[0],
     )
     device: Annotated[str | None, MAY_CHANGE] = Field(
-        default=None, min_length=1, description="Device of the training.", examples=["cuda:0"]
+        default=None, min_length=1, description="Device to train on.", examples=["cuda:0"]
     )
     devices: Annotated[int, MAY_CHANGE] = Field(
         default=1,
         ge=1,
         le=MAX_PROCESSES,
-        description="Devices that train one trial together, with a process each; batch_size is that of all.",
+        description="Devices that train one trial together, one process each; they split each batch between them.",
         examples=[2],
     )
     strategy: Annotated[Literal["ddp", "fsdp"], MAY_CHANGE] = Field(
         default="ddp",
-        description="Of several devices: whether each holds the whole model, or a part of it.",
+        description="With several devices: `ddp`, each holds the whole model, or `fsdp`, each holds a part of it.",
         examples=["fsdp"],
     )
 
@@ -248,14 +275,14 @@ class StudyFile(Section):
     run: Annotated[RunSection, MAY_CHANGE] = RunSection()
     objective: TargetNode | None = Field(
         default=None,
-        description="A function that trains by itself, in place of data, model, loss, optimizer and what belongs "
-        "to them.",
+        description="A function with its own training loop, in place of `data`, `model`, `loss`, `optimizer` and "
+        "the other sections of the Trainer.",
         examples=[{"_target_": "train.run", "lr": 1e-3}],
     )
     data: TargetNode | None = Field(
         default=None,
         validate_default=True,
-        description="Returns the datasets.",
+        description="Returns the datasets: a mapping with `train`, `val` and, optionally, `test`.",
         examples=[{"_target_": "data.load"}],
     )
     loader: LoaderSection = LoaderSection()
@@ -266,18 +293,20 @@ class StudyFile(Section):
         examples=[{"_target_": "model.Net"}],
     )
     loss: TargetNode | None = Field(
-        default=None, description="Called with (outputs, targets).", examples=[{"_target_": "torch.nn.MSELoss"}]
+        default=None,
+        description="Called with (outputs, targets); returns the loss of a batch.",
+        examples=[{"_target_": "torch.nn.MSELoss"}],
     )
     step: TargetNode | None = Field(
         default=None,
-        description="Called with (model, batch) in place of the loss.",
+        description="Called with (model, batch), in place of the loss.",
         examples=[{"_target_": "model.step"}],
     )
     optimizer: OptimizerNode | None = Field(
         default=None,
         validate_default=True,
-        description="Made over the model's parameters. `groups` gives some of them arguments of their own: by the "
-        "name of a module or parameter, or a pattern, as their key or in `parameters`.",
+        description="Created with the model's parameters. `groups` gives some of them other arguments; a group's "
+        "key, or its `parameters`, is the name of a module or parameter, or a pattern.",
         examples=[
             {"_target_": "torch.optim.AdamW", "lr": 1e-3},
             {"_target_": "torch.optim.AdamW", "lr": 1e-3, "groups": {"encoder": {"lr": 1e-4}}},
@@ -285,14 +314,15 @@ class StudyFile(Section):
     )
     lr_scheduler: SchedulerNode | None = Field(
         default=None,
-        description="Changes the learning rate. Our keys beside its arguments: `interval` (`epoch`, the default, "
-        "or `step`), `warmup` (so many of these), and for one of several schedulers `optimizer`, the optimizer's "
-        "name.",
+        description="Changes the learning rate. Beside its arguments hpo has three keys: `interval` (`epoch`, the "
+        "default, or `step`), `warmup` (how many of these the rate rises at first), and, with several optimizers, "
+        "`optimizer` (whose rate it changes).",
         examples=[{"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 5}],
     )
     metrics: Metrics = Field(
         default={},
-        description="By name: the mean over samples, or with `over: epoch` one value of the whole set.",
+        description="Metrics by name. Each is computed for every batch and averaged over the samples; with "
+        "`over: epoch` it is computed once, over the whole dataset.",
         examples=[{"accuracy": {"_target_": "model.accuracy"}, "auc": {"_target_": "model.auc", "over": "epoch"}}],
     )
     trainer: TrainerSection = TrainerSection()
@@ -302,7 +332,7 @@ class StudyFile(Section):
     )
     where: Where = Field(
         default=(),
-        description="Expressions over parameters that hold in every trial.",
+        description="Conditions on parameters, as expressions; every trial meets them.",
         examples=[["model.hidden % model.heads == 0"]],
     )
 

@@ -36,8 +36,11 @@ def _with_set(node: dict[str, Any]) -> dict[str, Any]:
 
 
 _SCHEMA: Final = target_schema(
-    over={"enum": ["epoch"], "description": "Given all outputs and targets of a set at once."},
-    max_bytes={"type": ["integer", "string"], "description": "What it may keep of one set, such as 4GiB."},
+    over={"enum": ["epoch"], "description": "Compute it once, from all outputs and targets of a dataset."},
+    max_bytes={
+        "type": ["integer", "string"],
+        "description": "Limit on the outputs and targets that it keeps of a dataset, such as 4GiB.",
+    },
 )
 
 Metrics = Annotated[

@@ -100,7 +100,9 @@ Choices = Annotated[
 class _Param(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    when: Conditions = Field(default={}, description="Searched only while these hold.")
+    when: Conditions = Field(
+        default={}, description="Search it only in trials where these keys have these values."
+    )
 
 
 class _Range(_Param):
@@ -151,11 +153,11 @@ Whole = Annotated[
 ]
 
 
-_TYPE: Final = "The kind of parameter."
-_LOW: Final = "The least value."
-_HIGH: Final = "The greatest value."
-_LOG: Final = "Whether it is drawn evenly by its logarithm; `low` is above 0 then, and there is no `step`."
-_STEP: Final = "Distance between two values, counted from `low`; `high` is one of them."
+_TYPE: Final = "The type of the parameter."
+_LOW: Final = "The smallest value."
+_HIGH: Final = "The largest value."
+_LOG: Final = "Whether it is drawn on a logarithmic scale; `low` must then be above 0, and `step` left out."
+_STEP: Final = "Distance between two values, starting at `low`; `high` must be one of them."
 
 
 class FloatParam(_Range):
@@ -189,7 +191,7 @@ class IntParam(_Range):
 
 
 class CategoricalParam(_Param):
-    """One of some plain values, lists or mappings."""
+    """One of a list of values: text, numbers, true, false, null, lists or mappings."""
 
     type: Literal["categorical"] = Field(description=_TYPE)
     choices: Choices = Field(

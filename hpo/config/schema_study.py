@@ -133,8 +133,8 @@ def _bounds(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-class _NamedSection(Section):
-    """What is chosen by its name; further keys are its arguments."""
+class SamplerSection(Section):
+    """Which sampler draws the parameters; further keys are its arguments."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -150,7 +150,7 @@ class SamplerSection(_NamedSection):
     name: str = Field(default=AUTO, description="The sampler's name.", examples=["tpe"])
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the study's randomness.", examples=[0])
     allow_pickle: bool = Field(
-        default=False, description="Let the sampler keep pickled state in the storage.", examples=[False]
+        default=False, description="Let the sampler keep pickled state in the database.", examples=[False]
     )
 
 
@@ -190,51 +190,56 @@ class StudySection(Section):
 
     # Another name is another study, of the same search.
     name: Annotated[str, AfterValidator(_study_name), MAY_CHANGE] = Field(
-        description="The study's name, in the storage and on disk.", examples=["digits"]
+        description="The study's name in the database and, by default, of its folder.", examples=["digits"]
     )
     metric: str = Field(
         default="val_loss",
-        description="The metric to optimise; `value` for a function that draws its parameters itself.",
+        description="The metric to optimise. Default for a function that draws its parameters itself: `value`.",
         examples=["val_loss"],
     )
     direction: Direction = Field(
-        default="minimize", description="Needed unless the metric is a loss.", examples=["minimize"]
+        default="minimize",
+        description="Whether small or large values are better; required unless the metric's name ends in `loss`.",
+        examples=["minimize"],
     )
     objectives: dict[str, Direction] | None = Field(
         default=None,
-        description="Metrics with a direction each, in place of `metric` and `direction`; the first leads.",
+        description="Several metrics with their directions, in place of `metric` and `direction`. Where only "
+        "one metric can be used, it is the first.",
         examples=[{"val_loss": "minimize", "parameters": "minimize"}],
     )
     constraints: Constraints = Field(
         default={},
-        description="Bounds on recorded metrics; a trial that violates one is never the best.",
+        description="Bounds on recorded metrics; a trial that violates one is never the best trial.",
         examples=[{"parameters": "<= 1e6"}],
     )
     n_trials: Annotated[int, MAY_CHANGE] = Field(
         default=100,
         ge=1,
         le=MAX_NUMBER,
-        description="Trials to finish; as many as `epochs` where only that is given.",
+        description="Trials to finish. If only `epochs` is given, the default is that number.",
         examples=[100],
     )
     epochs: Annotated[int | None, MAY_CHANGE] = Field(
         default=None,
         ge=1,
         le=MAX_NUMBER,
-        description="Epochs that all trials may train together.",
+        description="Epochs that all trials together may train.",
         examples=[1000],
     )
     target_value: Annotated[float | None, MAY_CHANGE] = Field(
-        default=None, description="The study is done once its best value is as good as this.", examples=[0.05]
+        default=None, description="The study ends once its best value is at least this good.", examples=[0.05]
     )
     stop_after_no_improvement: Annotated[int | None, MAY_CHANGE] = Field(
         default=None,
         ge=1,
         le=MAX_NUMBER,
-        description="The study is done once so many trials in a row have ended without a new best.",
+        description="The study ends after this many trials in a row without a new best value.",
         examples=[30],
     )
-    baseline: bool = Field(default=False, description="Make the base config the first trial.", examples=[True])
+    baseline: bool = Field(
+        default=False, description="Let the first trial use the values in this file.", examples=[True]
+    )
     warm_start: str | None = Field(
         default=None,
         min_length=1,
@@ -243,17 +248,25 @@ class StudySection(Section):
     )
     duplicates: Literal["resample", "reuse", "allow"] = Field(
         default="resample",
-        description="What to do with a duplicate, parameters that were tried before: draw others, reuse the known "
-        "result, or allow a second trial.",
+        description="What to do if the sampler draws parameters that were tried before: draw others, reuse the "
+        "known result, or train them again.",
         examples=["reuse"],
     )
-    sampler: Sampler = Field(default=SamplerSection(), description="A name, or a mapping.", examples=["tpe"])
-    pruner: Pruner = Field(default=PrunerSection(), description="A name, or a mapping.", examples=["median"])
+    sampler: Sampler = Field(
+        default=SamplerSection(),
+        description="Draws the parameters of new trials: a name, or a mapping with `name` and arguments.",
+        examples=["tpe"],
+    )
+    pruner: Pruner = Field(
+        default=PrunerSection(),
+        description="Ends unpromising trials early: a name, or a mapping with `name` and arguments.",
+        examples=["median"],
+    )
     scheduler: Scheduler = Field(
         default=None,
-        description="Pauses trials and resumes the promising ones, in place of a pruner. A name, or a mapping. "
-        "`freeze_thaw` where a study of the Trainer gives `epochs` and no `n_trials`, sampler or pruner; `none`: "
-        "no scheduler.",
+        description="Pauses trials and resumes the promising ones, in place of a pruner: a name, or a mapping "
+        "with `name` and arguments. The default is `none`; for a study of the Trainer with `epochs` and neither "
+        "`n_trials`, sampler nor pruner it is `freeze_thaw`.",
         examples=["asha"],
     )
 

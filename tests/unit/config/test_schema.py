@@ -134,7 +134,7 @@ def test_an_editor_is_told_what_things_are(validator: Draft202012Validator) -> N
     assert patience == {"description": "Epochs without improvement before the end, at least 1.", "default": 20}
     assert "monitor" not in callbacks["checkpoint"]["anyOf"][0]["properties"]  # the service gives it
     trials = schema["$defs"]["StudySection"]["properties"]["n_trials"]
-    assert trials["description"] == "Trials to finish; as many as `epochs` where only that is given."
+    assert trials["description"] == "Trials to finish. If only `epochs` is given, the default is that number."
     assert {"minimum": 1, "maximum": 2**31 - 1, "type": "integer"} in trials["anyOf"]
 
 
