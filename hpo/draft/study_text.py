@@ -24,8 +24,8 @@ _SMALL: Final = 0.01
 _MANY: Final = 2000
 _HEAD: Final = (
     "# yaml-language-server: $schema=study.schema.json\n"
-    "# `hpo check {file}` tries it out, `hpo run {file}` searches, `hpo best {file}` shows what it found.\n"
-    "# Every `_target_` is an import path, seen from this folder; beside it stand its arguments.\n"
+    "# `hpo check {file}` tests this file, `hpo run {file}` searches, `hpo best {file}` shows the best trial.\n"
+    "# Each `_target_` is an import path; it may be in this folder. Its arguments are beside it.\n"
 )
 
 
@@ -88,16 +88,16 @@ def _study(draft: Draft) -> Iterator[str]:
     yield "study:"
     yield f"  name: {_text(draft.name)}"
     yield (
-        "  metric: val_loss       # of each trial's best epoch"
+        "  metric: val_loss       # its best epoch is a trial's value"
         if pruned
-        else ("  metric: val_loss       # what the function returns goes by this name")
+        else ("  metric: val_loss       # the name of what the function returns")
     )
-    yield "  direction: minimize    # `maximize` for such as an accuracy"
+    yield "  direction: minimize    # or `maximize`, such as for an accuracy"
     yield f"  n_trials: {_TRIALS}"
     yield "  sampler: {name: auto, seed: 0}"
     if pruned:
-        yield "  pruner: median         # ends trials that fall behind; `none` lets each finish"
-    yield "# run: {workers: 4, timeout: 2h}   # processes side by side; without it one on each GPU, or one alone"
+        yield "  pruner: median         # ends trials that fall behind; with `none` each one finishes"
+    yield "# run: {workers: 4, timeout: 2h}   # by default one worker per GPU, or one in all without a GPU"
     yield ""
 
 
@@ -106,12 +106,12 @@ def _script(draft: Draft, script: Script) -> Iterator[str]:
     yield f"  name: {_text(draft.name)}"
     if len(script.directions) > 1:
         goals = ", ".join(f"value_{at}: {each}" for at, each in enumerate(script.directions))
-        yield f"  objectives: {{{goals}}}   # what it returns, by names of your choice"
+        yield f"  objectives: {{{goals}}}   # what the function returns, in order; change the names as you like"
     elif script.directions:
         yield f"  direction: {script.directions[0]}"
     else:
-        yield "  direction: minimize    # of what the function returns; `maximize` for such as an accuracy"
-    time_alone = "   # the script says no number; a run ends by this or by its timeout" if script.timeout else ""
+        yield "  direction: minimize    # of what the function returns; or `maximize`, such as for an accuracy"
+    time_alone = "   # the script says no number; a run ends at this or at its timeout" if script.timeout else ""
     yield f"  n_trials: {script.n_trials or _TRIALS}{'' if script.n_trials else time_alone}"
     if script.timeout:
         yield f"run: {{timeout: {script.timeout:.15g}}}   # seconds"
@@ -120,9 +120,9 @@ def _script(draft: Draft, script: Script) -> Iterator[str]:
 
 def _function(draft: Draft) -> Iterator[str]:
     if draft.script is None:
-        yield "# The function is called once a trial, with these arguments."
+        yield "# The function is called once per trial, with these arguments."
     else:
-        yield f"# The function draws its parameters itself, by `{SESSION}.suggest_…`: there is no search_space."
+        yield f"# The function draws its parameters itself, by `{SESSION}.suggest_…`; there is no search_space."
     yield "objective:"
     yield f"  _target_: {draft.target}"
     length: Any = None
@@ -163,8 +163,8 @@ def _data(draft: Draft) -> Iterator[str]:
         return
     own = draft.data.startswith(f"{MODULE}.")
     arguments = "".join(f', {name}: "{FILL_IN}"' for name in draft.data_arguments)
-    comment = f"   # made of what `{draft.named}` returns: see {MODULE}.py" if own else ""
-    comment = "   # fill in what it takes" if arguments else comment
+    comment = f"   # made from what `{draft.named}` returns: see {MODULE}.py" if own else ""
+    comment = "   # fill in its arguments" if arguments else comment
     yield f"data: {{_target_: {draft.data}{arguments}}}{comment}"
 
 
@@ -178,7 +178,7 @@ def _argument(section: str, item: Argument) -> str:
 def _space(draft: Draft) -> Iterator[str]:
     section = "objective" if draft.trains else "model"
     entries = {join_path((section, item.name)): item.entry for item in draft.arguments if item.entry}
-    yield "# What is searched: paths into the sections above. `log: true` where values span orders of magnitude."
+    yield "# What to search: paths into the sections above. `log: true` is for ranges over orders of magnitude."
     yield "search_space:" if entries or not draft.trains else f"search_space: {FILL_IN}   # fill in what to search"
     if not draft.trains:
         yield "  optimizer.lr: {type: float, low: 1e-4, high: 3e-2, log: true}"

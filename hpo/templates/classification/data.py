@@ -1,4 +1,4 @@
-"""Three spiral arms in the plane, with noise; put your own data in the place of `load`."""
+"""Three spiral arms in the plane, with noise; replace `load` by your own data."""
 
 import math
 
@@ -13,8 +13,8 @@ def load(train: int = 1000, held_out: int = 300, noise: float = 0.25, seed: int 
     """Draw points on the arms.
 
     Args:
-        train: Points to learn from.
-        held_out: Points in each of the sets `val` and `test`.
+        train: Number of training points.
+        held_out: Number of points in `val`, and in `test`.
         noise: Standard deviation of the noise on the angle, in radians.
         seed: Seed of the draw.
 

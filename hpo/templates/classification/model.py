@@ -1,4 +1,4 @@
-"""A small network, and how often it is right; put your own model in the place of `Network`."""
+"""A small network and its accuracy; replace `Network` by your own model."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ class Network(nn.Sequential):
     Args:
         hidden: Width of a hidden layer.
         layers: Number of hidden layers.
-        dropout: Share of activations dropped while training.
+        dropout: Probability of dropping an activation while training.
         classes: Number of classes.
     """
 
@@ -25,5 +25,5 @@ class Network(nn.Sequential):
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Share of the points whose largest score is that of their class."""
+    """Share of the points whose class has the largest score."""
     return (outputs.argmax(dim=1) == targets).to(torch.float32).mean()

@@ -1,4 +1,4 @@
-"""Friedman's first benchmark for regression, of ten features; put your own data in the place of `load`.
+"""Friedman's first benchmark for regression, with ten features; replace `load` by your own data.
 
 Friedman, "Multivariate Adaptive Regression Splines", The Annals of Statistics 19 (1991), equation 61.
 """
@@ -16,8 +16,8 @@ def load(train: int = 1000, held_out: int = 300, noise: float = 1.0, seed: int =
     """Draw samples.
 
     Args:
-        train: Samples to learn from.
-        held_out: Samples in each of the sets `val` and `test`.
+        train: Number of training samples.
+        held_out: Number of samples in `val`, and in `test`.
         noise: Standard deviation of the noise on the targets of all sets.
         seed: Seed of the draw.
 
@@ -29,7 +29,7 @@ def load(train: int = 1000, held_out: int = 300, noise: float = 1.0, seed: int =
     sets = {"train": train, "val": held_out, "test": held_out}
     drawn = {name: torch.rand(samples, FEATURES, generator=generator) for name, samples in sets.items()}
     targets = {name: _target(inputs, noise, generator) for name, inputs in drawn.items()}
-    # What is learned from says how to scale all sets: the others are not to be looked at before.
+    # All sets are scaled by the training set's mean and deviation: nothing of the others may leak into training.
     mean, std = targets["train"].mean(), targets["train"].std()
     return {name: TensorDataset(inputs, (targets[name] - mean) / std) for name, inputs in drawn.items()}
 

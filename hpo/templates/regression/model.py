@@ -1,4 +1,4 @@
-"""A small network, and its mean absolute error; put your own model in the place of `Network`."""
+"""A small network and its mean absolute error; replace `Network` by your own model."""
 
 from itertools import pairwise
 

@@ -269,7 +269,7 @@ def test_a_model_and_data_of_any_shape_become_a_study_that_passes_the_check(data
 def test_it_says_how_many_workers_a_study_has_by_itself(folder: Path) -> None:
     hpo("init", "--from", "net:Net", "--data", "points:ready")
     (line,) = (line for line in written().path.read_text().splitlines() if line.startswith("# run: {workers"))
-    assert line.endswith("without it one on each GPU, or one alone")
+    assert line.endswith("by default one worker per GPU, or one in all without a GPU")
     assert len(deal(["cpu"], None)) == 1
 
 
@@ -467,7 +467,7 @@ def test_an_optuna_objective(
     printed = hpo("init", "--from", f"digits:{'both' if goals and len(goals) > 1 else 'objective'}").stdout
     text = (folder / "study.yaml").read_text()
     assert ("direction: minimize, since no create_study in its file says which" in printed) == (goals is None)
-    assert ("`maximize` for such as an accuracy" in text) == (goals is None)
+    assert ("or `maximize`, such as for an accuracy" in text) == (goals is None)
     assert "???" not in text
     spec = written()
     assert (spec.study.name, spec.study.n_trials, spec.search_space) == ("digits", n_trials, {})
@@ -525,7 +525,7 @@ def test_a_script_without_a_study_leaves_the_direction_open(folder: Path) -> Non
     assert lines == [
         "study:",
         "  name: digits",
-        "  direction: minimize    # of what the function returns; `maximize` for such as an accuracy",
+        "  direction: minimize    # of what the function returns; or `maximize`, such as for an accuracy",
         "  n_trials: 20",
         "objective:",
         "  _target_: digits.objective",
