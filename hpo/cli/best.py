@@ -41,11 +41,10 @@ def best(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Show the best trial: value, parameters, metrics, and where its checkpoint lies.
+    """Show the best trial: value, parameters, metrics, and where its checkpoint is.
 
-    With several objectives it lists the Pareto front. --export writes the model to a file, replacing an earlier
-    one of that name, and a model card beside it, FILE.md; .pt2 is the whole model by torch.export, for batches of
-    any size.
+    With several objectives it lists the Pareto front. --export writes the model to FILE, which it replaces if it
+    exists, and a model card to FILE.md. A .pt2 file holds the whole model (torch.export), for batches of any size.
 
     Example: hpo best study.yaml --export model.safetensors
     """

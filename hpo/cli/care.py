@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpo.study.retention import CleanReport
     from hpo.study.retry import Prospect, Reopened
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; only print what would be done.")]
 
 
 def repair(
@@ -66,9 +66,9 @@ def _attempt(entry: Repair) -> str:
 def retry(
     study: StudyFile,
     overrides: Overrides = None,
-    failed: Annotated[bool, typer.Option("--failed", help="All trials that have failed.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Requeue all failed trials.")] = False,
     trial: Annotated[
-        list[int] | None, typer.Option(metavar="N", min=0, help="A trial that has failed; may be repeated.")
+        list[int] | None, typer.Option(metavar="N", min=0, help="Number of a failed trial; may be repeated.")
     ] = None,
     dry_run: DryRun = False,
     json_: Json = False,
@@ -76,7 +76,7 @@ def retry(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Requeue failed trials; free workers, or the next `hpo run`, resume them from their checkpoints.
+    """Requeue failed trials; free workers or the next `hpo run` resume them from their checkpoints.
 
     Example: hpo retry study.yaml --trial 3 --trial 8
     """
@@ -135,7 +135,7 @@ def clean(
     dry_run: DryRun = False,
     keep_best: Annotated[
         int | None,
-        typer.Option(min=1, help="Complete trials that keep theirs; run.keep_best if not given."),
+        typer.Option(min=1, help="How many complete trials keep theirs; by default run.keep_best."),
     ] = None,
     yes: Yes = False,
     json_: Json = False,

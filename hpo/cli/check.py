@@ -191,7 +191,9 @@ def check(
     overrides: Overrides = None,
     devices: Annotated[
         str | None,
-        typer.Option("--device", metavar="cuda:0,cuda:1|cpu", help="Devices to try.", show_default=False),
+        typer.Option(
+            "--device", metavar="cuda:0,cuda:1|cpu", help="Devices to try the study on.", show_default=False
+        ),
     ] = None,
     workers: Workers = None,
     json_: Json = False,
@@ -201,8 +203,8 @@ def check(
 ) -> None:
     """Check a study before it runs: its structure, imports, meaning, and a few batches on each device.
 
-    Writes nothing: neither to the output folder nor to the storage. Exit code 2 if a stage finds an error. Where
-    agents train elsewhere (run.on), devices that are not here are left to them; --device tries others.
+    Writes nothing, neither to the output folder nor to the database. Exit code 2 if a stage finds an error. If an
+    engine places the agents (run.on), devices that this machine lacks are not tried; --device names others to try.
 
     Example: hpo check studies/digits/study.yaml --device cpu
     """

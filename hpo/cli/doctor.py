@@ -16,7 +16,7 @@ from hpo.console.output import read_by_others
 def doctor(
     study: Annotated[
         Path | None,
-        typer.Argument(metavar="[STUDY.yaml]", help="The study that is to run.", show_default=False),
+        typer.Argument(metavar="[STUDY.yaml]", help="The study that should run.", show_default=False),
     ] = None,
     overrides: Overrides = None,
     json_: Json = False,
@@ -24,9 +24,9 @@ def doctor(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Check what a study needs: versions, GPUs, the database, W&B, disk. Each line says what to do.
+    """Check whether this machine has what a study needs: versions, GPUs, the database, W&B, disk space.
 
-    Exit code 3 if something must be fixed first.
+    A warning or an error also says what to do. Exit code 3 if there is an error.
 
     Example: hpo doctor studies/digits/study.yaml
     """

@@ -24,8 +24,8 @@ Params = Annotated[
     list[str],
     typer.Argument(
         metavar="path=value…",
-        help="Values of searched parameters. Keys of study, run and search_space, where nothing is searched, "
-        "override the study file.",
+        help="Values of searched parameters. Keys of study, run and search_space that are not searched override "
+        "the study file.",
         show_default=False,
     ),
 ]

@@ -28,14 +28,14 @@ def export(
     overrides: Overrides = None,
     form: Annotated[
         Format | None,
-        typer.Option("--format", help="How to write it.", show_default="by FILE's suffix, else csv"),
+        typer.Option("--format", help="Format of the table.", show_default="by FILE's suffix, else csv"),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to.", show_default="standard output"),
+        typer.Option("--output", "-o", metavar="FILE", help="File to write to.", show_default="standard output"),
     ] = None,
     curves: Annotated[
-        bool, typer.Option("--curves", help="Learning curves in place of trials: a row an epoch.")
+        bool, typer.Option("--curves", help="Write learning curves instead of trials: one row per epoch.")
     ] = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
@@ -43,7 +43,7 @@ def export(
 ) -> None:
     """Write all trials as a table: outcome, value, parameters, metrics of the best epoch, times.
 
-    A file of that name is replaced. Parquet needs a file, and `pip install 'hpo-service[parquet]'`.
+    FILE is replaced if it exists. Parquet needs a file, and `pip install 'hpo-service[parquet]'`.
 
     Example: hpo export study.yaml --format csv -o trials.csv
     """

@@ -40,14 +40,14 @@ def init(
     ] = None,
     template: Annotated[
         Template | None,
-        typer.Option(help="What kind of study to start from: classification, the default, or regression."),
+        typer.Option(help="Kind of study to write; the default is classification."),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="MODULE:NAME",
-            help="Write a study file around a model of yours, or a function that trains.",
+            help="Your model, or a function that trains, to write a study file for.",
             show_default=False,
         ),
     ] = None,
@@ -59,12 +59,13 @@ def init(
             show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a small study that runs as it is; or, with --from, a study file around your own code.
+    """Write a small study that is ready to run; with --from, a study file for your own code.
 
-    With --from the folder is the current one, where the modules lie. Nothing is overwritten without --force.
+    With --from, DIR is the folder of your modules, by default the current one. Existing files are overwritten only
+    with --force.
 
     Example: hpo init my-study; hpo init --from model:Net --data data:load
     """

@@ -32,7 +32,7 @@ def logs(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Print what a trial has printed, over all its attempts.
+    """Print the output of a trial, of all its attempts.
 
     Example: hpo logs study.yaml 7 -f
     """

@@ -20,13 +20,13 @@ def dashboard(
     study: StudyFile,
     overrides: Overrides = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")] = 8080,
-    host: Annotated[str, typer.Option(help="Interface to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Network interface to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     token: Annotated[
         str | None,
         typer.Option(
             envvar=TOKEN_ENV,
-            help="Token that visitors must give. Other users of this machine see it in the list of processes, but "
-            "not in the variable. Left out, one is made and printed as a link, unless --host is 127.0.0.1.",
+            help="Token that visitors need. Other users of this machine see the option in the process list, but "
+            "not the variable. By default one is made and printed in a link, unless --host is 127.0.0.1.",
             show_default=False,
         ),
     ] = None,
@@ -35,7 +35,7 @@ def dashboard(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another host name that leads here, such as a proxy's; may be repeated.",
+            help="Another host name for this server, such as a proxy's; may be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -66,7 +66,7 @@ def delete(
 ) -> None:
     """Delete a study: its trials in the storage, and what it wrote into its output folder.
 
-    A link in the place of a folder there is removed, and what it leads to stays.
+    If a folder there is a symbolic link, the link is removed, and its target stays.
 
     Example: hpo delete study.yaml --yes
     """

@@ -17,20 +17,24 @@ if TYPE_CHECKING:
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study file.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[key=value]…", help="Dotted overrides of the study file.", show_default=False),
+    typer.Argument(
+        metavar="[key=value]…", help="Values that override the study file, by dotted path.", show_default=False
+    ),
 ]
 Storage = Annotated[
-    str | None, typer.Option(metavar="URL", help="Database in place of the study file's.", show_default=False)
+    str | None,
+    typer.Option(metavar="URL", help="Database to use instead of the study file's.", show_default=False),
 ]
 OutputDir = Annotated[
-    str | None, typer.Option(metavar="DIR", help="Folder of everything the study writes.", show_default=False)
+    str | None,
+    typer.Option(metavar="DIR", help="Folder for everything that the study writes.", show_default=False),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default=False)]
+Workers = Annotated[int | None, typer.Option(min=1, help="Number of worker processes.", show_default=False)]
 Devices = Annotated[
     str | None,
     typer.Option(
         metavar="auto|cpu|cuda:0,cuda:1",
-        help="Devices to share; cuda:0+cuda:1,cuda:2+cuda:3 are groups, for trials on several.",
+        help="Devices that the workers share; cuda:0+cuda:1,cuda:2+cuda:3 are groups, if a trial needs several.",
         show_default=False,
     ),
 ]
@@ -38,19 +42,17 @@ On = Annotated[
     str | None,
     typer.Option(
         metavar="ENGINE",
-        help="Place agents with an engine: local, slurm:…, ray:…, k8s:…, each with its keys.",
+        help="Engine that places agents on machines: local, slurm:…, ray:…, k8s:…, with its options.",
         show_default=False,
     ),
 ]
 Agents = Annotated[
-    str | None, typer.Option(metavar="MIN..MAX", help="Agents that the engine places.", show_default=False)
+    str | None, typer.Option(metavar="MIN..MAX", help="How many agents the engine places.", show_default=False)
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the script or manifest for the engine, and do nothing.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the script or manifest for the engine.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 Events = Annotated[
-    bool, typer.Option("--json", help="Print one event a line, as JSON; docs/reference/events.md lists them.")
+    bool, typer.Option("--json", help="Print events as JSON, one per line; docs/reference/events.md lists them.")
 ]
 AcceptCodeChange = Annotated[
     bool, typer.Option("--accept-code-change", help="Continue although the study's code has changed.")

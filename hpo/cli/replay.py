@@ -49,9 +49,12 @@ def replay(
         ),
     ] = None,
     orders: Annotated[
-        int, typer.Option(min=1, help="Orders of the trials: the study's own, then random ones.")
+        int,
+        typer.Option(
+            min=1, help="Number of orders in which trials are replayed: the study's own, then random ones."
+        ),
     ] = 4,
-    workers: Annotated[int, typer.Option(min=1, help="Trials that run at a time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of trials that run at the same time.")] = 1,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
@@ -59,13 +62,13 @@ def replay(
 ) -> None:
     """Replay a finished study under other pruners or schedulers, without training.
 
-    Prints for each pruner: the share of the study's epochs that it uses; the regret, 0 where it still finds the
-    best trial and 1 where it finds no better one than the median; and the wrongly pruned trials, which would have
-    ended better than the best found. A trial that the study itself cut short is replayed up to that epoch only.
-    Forks, and trials that took over a known result, are left out: the table says how many.
+    Prints for each pruner: the share of the study's epochs that it uses; the regret, from 0 if it still finds the
+    best trial to 1 if it finds none better than the median; and the wrongly pruned trials, which would have ended
+    better than the best trial that it finds. Trials that the study itself cut short are replayed only up to that
+    epoch. Forks and trials that reused a known result are left out; the table says how many.
 
-    With --scheduler: the epochs and grants that each would use, the best value that it would find, and how many
-    trials it granted epochs that the study has not stored; they count as ended there.
+    With --scheduler: the epochs and grants that each scheduler would use, the best value that it would find, and
+    how many trials it would train past their last stored epoch; these count as ended there.
 
     Example: hpo replay study.yaml --pruner median,n_warmup_steps=5 --pruner predicted_loss
     """

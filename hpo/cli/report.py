@@ -22,15 +22,13 @@ def report(
             "--output",
             "-o",
             metavar="FILE",
-            help="Where the page goes.",
+            help="File for the page.",
             show_default="report.html in the output folder",
         ),
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Write the figures as PNG files too, into this folder.", show_default=False
-        ),
+        typer.Option(metavar="DIR", help="Folder for the figures as PNG files.", show_default=False),
     ] = None,
     json_: Json = False,
     storage: Storage = None,
@@ -39,7 +37,7 @@ def report(
 ) -> None:
     """Write a report: best trials, learning curves, parameter importance, failures, time use.
 
-    One HTML file, which opens without a network. Prints the files' names; with --json also the figures' data.
+    The report is one HTML file that opens offline. Prints the files' names, and with --json the figures' data too.
 
     Example: hpo report study.yaml -o report.html --png figures
     """

@@ -47,9 +47,13 @@ _NTrials = Annotated[
 ]
 _Timeout = Annotated[
     str | None,
-    typer.Option(metavar="2h", help="Time limit; the next run resumes unfinished trials.", show_default=False),
+    typer.Option(
+        metavar="2h", help="Time limit of this run; the next run resumes unfinished trials.", show_default=False
+    ),
 ]
-_Detach = Annotated[bool, typer.Option("--detach", help="With --on: place agents, and leave them at work.")]
+_Detach = Annotated[
+    bool, typer.Option("--detach", help="With --on: place the agents, then exit and let them work.")
+]
 # The `hpo submit` that has started this driver, whose time limit counts from its first start.
 _Submission = Annotated[str | None, typer.Option("--submission", hidden=True)]
 _NO_ENGINE: Final = "is about agents that an engine places"
@@ -78,13 +82,13 @@ def run(
     json_: Events = False,
     debug: Debug = False,
 ) -> None:
-    """Start or resume a study, and run it until its trials are done.
+    """Start or resume a study, and run it until all its trials have finished.
 
-    On a terminal the bottom lines show what each worker does; `hpo status --watch` shows it elsewhere.
+    In a terminal, the bottom lines show what each worker is doing; elsewhere use `hpo status --watch`.
 
-    With --on an engine places agents on machines, and this process trains nothing. Ctrl-C asks the agents to
-    leave; a closed terminal or SIGTERM leaves them at work, and the same command finds them again. Exit code 75:
-    such a signal asked it to leave, with work left.
+    With --on, an engine places agents on machines, and this process itself trains nothing. Ctrl-C asks the agents
+    to leave. After SIGTERM or a closed terminal they continue to work, and the same command finds them again. Exit
+    code 75: such a signal ended this process before the study was done.
 
     Example: hpo run study.yaml --workers 4 --n-trials 100
     """

@@ -16,11 +16,11 @@ from hpo.errors import InputError
 def schema(
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write it there.", show_default="standard output"),
+        typer.Option("--output", "-o", metavar="FILE", help="File to write to.", show_default="standard output"),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Print the JSON Schema of study.yaml, by which editors complete and check it.
+    """Print the JSON Schema of study.yaml, with which an editor completes and checks the file.
 
     Example: hpo schema -o study.schema.json, with this as the first line of study.yaml:
     # yaml-language-server: $schema=study.schema.json

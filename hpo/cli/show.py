@@ -37,8 +37,8 @@ def status(
 ) -> None:
     """Show the progress of a study.
 
-    --watch updates it every few seconds, from the database alone, so also on another machine. With --json, each
-    update is a line of JSON.
+    --watch updates it every few seconds. It reads only the database, so it works on any machine. With --json, each
+    update is one line of JSON.
 
     Example: hpo status study.yaml --watch --interval 5
     """
@@ -131,11 +131,11 @@ def trials(
     study: StudyFile,
     overrides: Overrides = None,
     internals: Annotated[
-        bool, typer.Option("--internals", help="Also attempts, workers, seeds, grants and predictions.")
+        bool, typer.Option("--internals", help="Also show attempts, workers, seeds, grants and predictions.")
     ] = False,
     last: Annotated[
         int | None,
-        typer.Option(min=1, help="Only so many trials, those with the highest numbers.", show_default=False),
+        typer.Option(min=1, help="Show only the last N trials.", show_default=False),
     ] = None,
     json_: Json = False,
     storage: Storage = None,
@@ -144,7 +144,7 @@ def trials(
 ) -> None:
     """List all trials, or the last ones: outcome, values, parameters, epochs, and why a trial was stopped.
 
-    --internals adds a second table with what was not asked for. With --json both are there.
+    --internals adds a second table, with what hpo records besides. --json prints both.
 
     Example: hpo trials study.yaml --last 20
     """

@@ -22,16 +22,16 @@ _PAUSE: Final = 1.0
 def stop(
     study: StudyFile,
     overrides: Overrides = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when all of them have left.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until all agents have left.")] = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Ask every agent of a study, on any machine, to requeue its trials and to leave.
+    """Ask all agents of a study, on any machine, to requeue their trials and leave.
 
-    Each `hpo run` and `hpo worker` hears it at its next look, after 10 seconds at most: its workers finish their
-    batches, write checkpoints, and it ends with exit code 0 (`hpo run`: 130). Agents that an engine has placed and
-    that wait for their machine leave when they begin. What is started later works again, and resumes the trials.
+    Each `hpo run` and `hpo worker` notices this within 10 seconds. Its workers finish their batches and write
+    checkpoints, and it ends with exit code 0 (`hpo run`: 130). Agents of an engine that still wait for a machine
+    leave as soon as they start. An agent that you start later works as usual, and resumes the trials.
 
     Example: hpo stop study.yaml --wait
     """

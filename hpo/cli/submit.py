@@ -30,11 +30,13 @@ def submit(
     agents: Agents = None,
     workers: Workers = None,
     n_trials: Annotated[
-        int | None, typer.Option(min=1, help="Trials to finish in all.", show_default=False)
+        int | None, typer.Option(min=1, help="Trials to finish in all, earlier runs included.", show_default=False)
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="2h", help="Time limit from the driver's first start.", show_default=False),
+        typer.Option(
+            metavar="2h", help="Time limit, counted from the first start of the job.", show_default=False
+        ),
     ] = None,
     devices: Devices = None,
     dry_run: DryRun = False,
@@ -42,9 +44,9 @@ def submit(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Start `hpo run --on` itself as a job of the engine, so that no terminal needs to stay open.
+    """Submit `hpo run --on` itself as a job of the engine, so that no terminal has to stay open.
 
-    The job places the agents. `hpo status --watch` shows the study, `hpo stop` ends its agents.
+    The job places the agents. `hpo status --watch` shows the progress; `hpo stop` asks the agents to leave.
 
     Example: hpo submit study.yaml --on slurm:partition=gpu,time=4h --agents 4
     """

@@ -49,20 +49,23 @@ def train(
     study: StudyFile,
     overrides: Overrides = None,
     trial: Annotated[
-        str | None, typer.Option(metavar="best|N", help="Trial to start from; without it the base config.")
+        str | None, typer.Option(metavar="best|N", help="Trial to start from; by default, train the base config.")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, max=_MOST_EPOCHS, help="Epochs to train; trainer.max_epochs if not given.")
+        int | None, typer.Option(min=1, max=_MOST_EPOCHS, help="Epochs to train; by default trainer.max_epochs.")
     ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Use the trial's parameters, not its weights.")
+        bool, typer.Option("--from-scratch", help="Use the trial's parameters, but not its weights.")
     ] = False,
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="N|A,B,…", help="Train from scratch with N seeds (0 to N-1), or with these."),
+        typer.Option(metavar="N|A,B,…", help="Train from scratch with the seeds 0 to N-1, or with these."),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", min=1, help="Train the best K trials over seeds, and rank them again.")
+        int | None,
+        typer.Option(
+            "--top-k", min=1, help="Train the best K trials with several seeds each, and rank them by their mean."
+        ),
     ] = None,
     accept_code_change: AcceptCodeChange = False,
     json_: Json = False,
@@ -70,12 +73,12 @@ def train(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Final training: from a trial's best checkpoint, from scratch with its parameters, or with the base config.
+    """Train the final model: from a trial's best checkpoint, from scratch with its parameters, or the base config.
 
-    --seeds trains from scratch once a seed, and prints the mean with its 95 % confidence interval (Student's t);
-    final/model.pt is the seed with the best value. --top-k does so for the best K trials, with the seeds 0, 1, 2
-    unless --seeds says otherwise, and keeps the one with the best mean: a lucky seed makes no best trial. After an
-    interruption the same command resumes: a training from its newest checkpoint, and finished seeds stay.
+    --seeds trains from scratch once per seed, and prints the mean with its 95 % confidence interval (Student's t);
+    final/model.pt is the model of the best seed. --top-k does this for each of the best K trials, by default with
+    the seeds 0, 1, 2, and keeps the trial with the best mean, so that a lucky seed does not decide. After an
+    interruption the same command resumes from the newest checkpoint; finished seeds are not trained again.
 
     Example: hpo train study.yaml --top-k 5 --seeds 3
     """

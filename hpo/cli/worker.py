@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hpo.config.spec import StudySpec
 
 _Idle = Annotated[
-    str, typer.Option("--leave-when-idle", metavar="60s", help="Leave after so long without a trial to take.")
+    str, typer.Option("--leave-when-idle", metavar="60s", help="Leave after this time without a trial to take.")
 ]
 # Given by a driver; a person has no use for it.
 _StopSeen = Annotated[str | None, typer.Option("--stop-seen", hidden=True)]
@@ -46,11 +46,11 @@ def worker(
     json_: Events = False,
     debug: Debug = False,
 ) -> None:
-    """Join a study that `hpo run` has started, on this machine; leave when there is nothing to do.
+    """Let this machine join a study that `hpo run` has started; leave when there is nothing to do.
 
-    Any number of agents, on any number of machines, work on one study. An agent leaves at `hpo stop`, at SIGTERM,
-    SIGUSR1 or SIGHUP, and when the pipe that is its standard input closes; its trials are requeued from their
-    checkpoints. Exit codes: 0 it has left in order, 75 it was asked to leave by a signal: start it again.
+    Any number of agents on any number of machines can work on one study. An agent leaves after `hpo stop`,
+    SIGTERM, SIGUSR1 or SIGHUP, and when the pipe on its standard input closes; its trials are requeued with their
+    checkpoints. Exit code 0: it has left as planned; 75: a signal asked it to leave, so start it again.
 
     Example: hpo worker study.yaml --workers 4 --leave-when-idle 5m
     """
