@@ -133,8 +133,8 @@ def _bounds(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-class SamplerSection(Section):
-    """Which sampler draws the parameters; further keys are its arguments."""
+class _NamedSection(Section):
+    """What is chosen by its name; further keys are its arguments."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -145,7 +145,7 @@ class SamplerSection(Section):
 
 
 class SamplerSection(_NamedSection):
-    """Which sampler draws the trials; further keys are its arguments."""
+    """Which sampler draws the parameters; further keys are its arguments."""
 
     name: str = Field(default=AUTO, description="The sampler's name.", examples=["tpe"])
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the study's randomness.", examples=[0])

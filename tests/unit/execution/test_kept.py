@@ -1,5 +1,6 @@
 """Which processes of paused trials are kept; tests/integration/test_pausing_runs.py has whole runs."""
 
+import gc
 import multiprocessing
 import resource
 import subprocess
@@ -25,14 +26,19 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spare_of_a_fork(before: Callable[[], object] = lambda: None) -> int:
-    """What `spare` answers a process that has no children of other tests.
+    """What `spare` answers a process that has no children of other tests, and copies little of this large one.
 
     Args:
         before: What it does before it asks.
     """
     ours, theirs = _FORK.Pipe()
     process = _FORK.Process(target=_tell, args=(theirs, before))
-    process.start()
+    gc.collect()
+    gc.disable()  # the fork's own collection would write to each page that has an object of other tests
+    try:
+        process.start()
+    finally:
+        gc.enable()
     process.join()
     return int(ours.recv())
 
