@@ -42,7 +42,7 @@ class Freeze(Callback):
     Raises:
         ValueError: ``parts`` is empty, an end comes before its beginning, epochs and steps are mixed, a pattern
             matches no parameter, nothing would be left to train, or the optimizer does not hold what is to train
-            later.
+            later, or is SPlus, which averages what it holds as if it trained all of that in every step.
     """
 
     priority = 4
@@ -149,6 +149,7 @@ class Freeze(Callback):
             apply_modes([(modules[name], it.training) for name, it in self._modules.items() if name in modules])
         self._parameters = {name: each for name, each in found.items() if each.requires_grad}
         self._modules = modules
+        _refuse_one_average(trainer.optimizer, self._parameters)
         if self.begin or self.end is not None:
             self._check_held(trainer, found)
 
@@ -159,6 +160,23 @@ class Freeze(Callback):
                 f"the optimizer does not hold {missed[0]}, which is to train before or after it is frozen: "
                 "build it over model.parameters()"
             )
+
+
+def _refuse_one_average(optimizer: Optimizer, frozen: dict[str, nn.Parameter]) -> None:
+    """Refuse an optimizer that corrects the averages of all weights by one count of steps, as SPlus does.
+
+    Raises:
+        ValueError: It holds what is to be frozen, whose average has had fewer steps.
+    """
+    names = {id(parameter): name for name, parameter in frozen.items()}
+    for each in each_of(optimizer).values():
+        for group in each.param_groups:
+            held = next((names[id(item)] for item in group["params"] if id(item) in names), None)
+            if held is not None and hasattr(each, "eval") and "ema_rate" in group:
+                raise ValueError(
+                    f"{type(each).__name__} evaluates averages that are wrong for weights which it does not train "
+                    f"in every step, such as {held}: leave Freeze out, or take another optimizer"
+                )
 
 
 def _forget_directions(optimizer: Optimizer, frozen: set[int]) -> None:

@@ -17,10 +17,11 @@ from tests.unit.trainer.support import (
     make_model,
     make_trainer,
     regression,
+    splus,
     through_file,
 )
 from trainer import Trainer
-from trainer.callbacks import Freeze, GradientAccumulation, ParameterCount
+from trainer.callbacks import Freeze, GradientAccumulation, OptimizerMode, ParameterCount
 
 FIRST = ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
 
@@ -227,6 +228,15 @@ def test_what_can_not_train_is_refused_at_the_start() -> None:
     make_trainer([Freeze("0")], model=model, optimizer=optimizer).fit(regression())
     with pytest.raises(ValueError, match=r"optimizer does not hold 0\.weight, which is to train before or after"):
         make_trainer([Freeze("0", until_epoch=1)], model=model, optimizer=optimizer).fit(regression())
+
+
+@pytest.mark.parametrize("arguments", [{}, {"from_step": 3}, {"until_epoch": 1}])
+def test_splus_whose_averages_would_be_wrong_is_refused(arguments: dict[str, int]) -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match=r"SPlus evaluates averages that are wrong .* such as 4\.weight: leave"):
+        watched(Freeze("4", **arguments), model=model, optimizer=splus(model.parameters(), lr=0.02))
+    both = {"first": splus(model[0].parameters(), lr=0.02), "last": torch.optim.SGD(model[4].parameters())}
+    watched(Freeze("4", **arguments), OptimizerMode(), model=model, optimizer=both)
 
 
 def test_what_would_come_after_the_last_step_is_not_refused_and_before_it_is() -> None:
