@@ -25,6 +25,8 @@ from hpo.wording import study_progress
 
 #: Points of a curve that are shown at most.
 _POINTS: Final = 100
+#: Seconds between two beats of an attempt at most.
+_BEAT: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,9 @@ class Looks:
         entries = {entry["trial"]: entry for entry in status["running_trials"]}
         ids = [id_of_trial(trial) for trial in own if trial.number in entries]
         max_epochs = opened.study.user_attrs.get(MAX_EPOCHS_ATTR)
-        for trial, started in _running(opened, ids):
+        for trial, lasted in _running(opened, ids):
             entry = entries[trial.number]
-            entry.update(_progress(trial, started.get(entry["attempt"])), max_epochs=max_epochs)
+            entry.update(_progress(trial, lasted.get(entry["attempt"])), max_epochs=max_epochs)
         ended = [trial for trial in own if trial.state.is_finished()]
         self._seconds |= _seconds(opened, [trial for trial in ended if trial.number not in self._seconds])
         return Look(
@@ -90,12 +92,14 @@ class Looks:
         )
 
 
-def _running(opened: OpenStudy, ids: Sequence[int]) -> Iterator[tuple[FrozenTrial, dict[int, float]]]:
-    """Running trials with their curves, and when each of their attempts was begun."""
+def _running(
+    opened: OpenStudy, ids: Sequence[int]
+) -> Iterator[tuple[FrozenTrial, dict[int, tuple[float, float]]]]:
+    """Running trials with their curves, and how long each of their attempts took until its last beat."""
     with opened.storage.engine.connect() as conn:
-        begun = ledger.begun(conn, ids)
+        lasted = ledger.lasted(conn, ids)
     for trial in opened.storage.read_some(ids):
-        yield trial, begun.get(id_of_trial(trial), {})
+        yield trial, lasted.get(id_of_trial(trial), {})
 
 
 def _seconds(opened: OpenStudy, trials: Sequence[FrozenTrial]) -> dict[int, float | None]:
@@ -123,13 +127,18 @@ def has_ended(opened: OpenStudy, status: dict[str, Any]) -> bool:
         return none_open and agents.last_ending(conn, opened.study_id) == agents.DONE
 
 
-def _progress(trial: FrozenTrial, started: float | None) -> dict[str, Any]:
+def _so_far(seconds: float, beat_at: float) -> float:
+    """How long an attempt has taken: its machine's clock may be wrong, and this one's, too."""
+    return seconds + min(max(0.0, time.time() - beat_at), _BEAT)
+
+
+def _progress(trial: FrozenTrial, lasted: tuple[float, float] | None) -> dict[str, Any]:
     """How far a running trial is."""
     steps = sorted(trial.intermediate_values)
     return {
         "epoch": steps[-1] if steps else inherited_epochs(trial),
         "value": trial.intermediate_values[steps[-1]] if steps else None,
-        "seconds": None if started is None else max(0.0, time.time() - started),
+        "seconds": None if lasted is None else _so_far(*lasted),
         "grants": grants_of(trial),
         "curve": [[step, trial.intermediate_values[step]] for step in evenly(steps, _POINTS)],
     }

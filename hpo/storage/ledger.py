@@ -288,14 +288,14 @@ def attempts_of_trial(conn: Executor, trial_id: int) -> list[Attempt]:
 _MANY: Final = 2_000
 
 
-def begun(conn: Executor, trial_ids: Sequence[int]) -> dict[int, dict[int, float]]:
-    """When each attempt at some trials was begun, by trial and attempt."""
-    columns = (ATTEMPTS.c.trial_id, ATTEMPTS.c.attempt, ATTEMPTS.c.started_at)
-    found: dict[int, dict[int, float]] = {}
+def lasted(conn: Executor, trial_ids: Sequence[int]) -> dict[int, dict[int, tuple[float, float]]]:
+    """What each attempt at some trials took until its last beat, and when that was, by trial and attempt."""
+    columns = (ATTEMPTS.c.trial_id, ATTEMPTS.c.attempt, ATTEMPTS.c.seconds, ATTEMPTS.c.beat_at)
+    found: dict[int, dict[int, tuple[float, float]]] = {}
     for chunk in in_chunks(trial_ids):
         rows: Sequence[Any] = conn.execute(sa.select(*columns).where(ATTEMPTS.c.trial_id.in_(chunk))).all()
-        for trial_id, attempt, started in rows:
-            found.setdefault(trial_id, {})[attempt] = started
+        for trial_id, attempt, seconds, beat_at in rows:
+            found.setdefault(trial_id, {})[attempt] = (seconds, beat_at)
     return found
 
 

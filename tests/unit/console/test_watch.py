@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,21 @@ def test_a_look_tells_how_far_running_trials_are(studies: Studies) -> None:
         assert found.status["running_trials"] == []
         assert found.outcomes == {0: "complete"}
         assert found.seconds[0] > 0
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_how_long_a_trial_has_run_is_known_though_the_clocks_differ(
+    ahead: float, studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time that is left is estimated from it."""
+    with studies.open() as (view,):
+        with monkeypatch.context() as patch:
+            patch.setattr("hpo.storage.ledger.time.time", lambda now=time.time: now() + ahead)
+            report(view, [3.0])
+            view.storage.excused_s = lambda: -100.0  # it has run for so long
+            view.storage.beat()
+        (entry,) = Looks(view).look().status["running_trials"]
+        assert 100 <= entry["seconds"] < 120
 
 
 def test_a_look_becomes_a_picture(studies: Studies) -> None:
