@@ -25,7 +25,7 @@ from hpo.trial import reports
 from hpo.trial.reports import GatheredReports, LateReports
 from tests.support.attempts import AskedAt
 from tests.support.commands import PATIENCE
-from tests.support.studies import Studies, ask
+from tests.support.studies import Studies, ask, take
 from tests.unit.trial.test_callbacks import DATA, in_history, make_trainer, stored
 from trainer import Callback, Trainer
 from trainer.callback import TrainerView
@@ -80,6 +80,15 @@ def test_a_decision_is_acted_on_one_epoch_late_at_most(studies: Studies, decided
         assert view.storage.get_trial(trial._trial_id).user_attrs[PRUNED_ATTR] == decided
         assert pruner.steps == list(range(1, decided + 1))
         assert_no_thread_is_left()
+
+
+def test_a_decision_that_is_under_way_comes_before_the_end_of_a_grant(studies: Studies) -> None:
+    with studies.open("study.n_trials=1", "study.epochs=2") as (view,):
+        view.study.pruner = AskedAt(prune_at=2)
+        trial = take(view)
+        assert isinstance(trial, optuna.Trial)
+        with pytest.raises(optuna.TrialPruned, match="after epoch 2"):
+            make_trainer(view, trial, LOSSES, kind=LateReports).fit(DATA, DATA)
 
 
 @pytest.mark.parametrize(("died", "asked"), [(True, [2]), (False, [3, 4])])
