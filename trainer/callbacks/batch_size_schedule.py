@@ -16,7 +16,7 @@ Scaling = Literal["none", "linear", "sqrt"]
 
 
 class BatchSizeSchedule(Callback):
-    """Sets the batch size by passes or by steps, and on request the learning rate that goes with it.
+    """Changes the batch size after given passes or steps, and, if asked to, scales the learning rate with it.
 
     At each change the learning rates of all groups are multiplied once, by the ratio of the sizes or its square
     root, together with everything from which the scheduler computes later ones
@@ -28,11 +28,11 @@ class BatchSizeSchedule(Callback):
     not come in batches of its own (a DataLoader).
 
     Args:
-        sizes: Samples a batch by the number of finished passes, or steps, from which on they hold; 0 must be among
-            them. Text such as ``"10"`` will do for a number, since the keys of a study file are text.
-        lr_scaling: ``"none"``, ``"linear"`` or ``"sqrt"``.
-        unit: What ``sizes`` counts: ``"pass"``, or ``"step"``: optimizer steps. A change inside a pass leaves its
-            order of samples as it is.
+        sizes: Number of finished passes, or steps → samples per batch from then on; 0 must be among the keys. A
+            key may be text such as ``"10"``, since the keys of a study file are text.
+        lr_scaling: How the learning rate follows the size: ``"none"``, ``"linear"`` or ``"sqrt"``.
+        unit: What ``sizes`` counts: ``"pass"``, or ``"step"``: optimizer steps. A change inside a pass does not
+            change its order of samples.
 
     Raises:
         ValueError: ``sizes`` lacks 0 or holds a number out of range, or there is no such ``lr_scaling`` or

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class BestWeights(Callback):
-    """Keeps a copy of the best epoch's model, and puts it back when training is over.
+    """Keeps a copy of the best epoch's model, and restores it when training is over.
 
     The copy holds parameters and buffers, lies in main memory, and is made whenever ``monitor`` beats its best so
     far: the earliest of equals stays, and a value that is not finite is never best, so a run that diverged, also
@@ -36,7 +36,7 @@ class BestWeights(Callback):
 
     Args:
         monitor: Name of the metric; an epoch without a value, because its validation was skipped or an `Evaluator`
-            did not measure it there, is passed over.
+            did not measure it there, is skipped.
         mode: ``"min"`` or ``"max"``.
 
     Raises:

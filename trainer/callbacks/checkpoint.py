@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoint(Callback):
-    """Keeps checkpoints on disk: of the best epochs, of the latest, and of steps and moments inside epochs.
+    """Keeps checkpoints on disk: of the best epochs, of the latest ones, and of steps inside epochs.
 
     *When.* The end of an epoch is written every ``every_n_epochs`` and when the epoch is among the ``keep_best``
     best so far; a batch is written every ``every_n_steps`` and every ``every_seconds``. Beside these there are
@@ -38,7 +38,7 @@ class Checkpoint(Callback):
     ``at_steps``, and ``before_training``. What becomes due with the last batch of an epoch is written at the
     epoch's end, fully evaluated. The end of training writes the state in which it ended, also inside an epoch
     after ``stop("interrupted", now=True)``. An exception, KeyboardInterrupt included, leaves what waits to be
-    written: who wants a Ctrl-C to keep the epoch so far lets a signal handler ask for the stop. A diverged state
+    written; to keep the epoch so far after a Ctrl-C, let a signal handler ask for the stop. A diverged state
     is never written, nor any other with weights that are not finite, nor a batch of an epoch after which the run
     is to stop.
 
@@ -74,26 +74,29 @@ class Checkpoint(Callback):
         folder: Where the files go; one run's alone.
         monitor: The metric that says which epochs are best.
         mode: ``"min"`` or ``"max"``.
-        every_n_epochs: Epochs between checkpoints.
-        keep_last: Latest checkpoints kept, at least 1; a damaged one is replaced by the one before it.
-        max_overhead: Largest share of the time that writing may take, above 0; 1 writes whenever due.
-        keep_best: Best epochs kept, at least 1; the earlier of equals.
-        every_n_steps: Optimizer steps between checkpoints inside epochs; None: none of these.
-        at_steps: Optimizer steps whose checkpoints are permanent, written at any cost.
-        every_seconds: Seconds since the last checkpoint after which the next is written, at any cost:
-            for machines that may be taken away. None: no such limit.
-        keep_every_n_epochs: Epochs between permanent checkpoints, written at any cost; None: none of these.
-        keep_every_n_steps: Optimizer steps between permanent checkpoints, likewise.
-        cooldown_steps: Optimizer steps after any checkpoint in which ``every_n_steps`` and ``every_seconds`` write
-            none: right after a permanent one another is of little use.
-        before_training: Whether the state before the first batch is written, as a permanent checkpoint.
-        remove: What goes once the rules no longer keep it: ``"all_non_permanent"``; ``"ephemeral_only"``: only
-            those inside epochs, every end of an epoch that was written stays; ``"never"``: nothing, and a run
-            whose folder holds files after its start is refused.
-        background: Whether a thread writes while training continues.
-        on_write_error: When the disk is full or fails: ``"stop"`` ends the training with the error; with
-            ``"continue"`` it is a warning, and the next save tries again, with the best epochs that are missing.
-            Either way the older files stay and nothing half-written is left.
+        every_n_epochs: Epochs between two checkpoints.
+        keep_last: How many of the latest checkpoints to keep, at least 1; if one is damaged, the one before it is
+            used.
+        max_overhead: Largest share of the training time that writing may take, above 0; with 1, every checkpoint
+            that is due is written.
+        keep_best: How many of the best epochs to keep, at least 1; of equal ones the earlier.
+        every_n_steps: Optimizer steps between two checkpoints inside epochs; None: no such checkpoints.
+        at_steps: Optimizer steps with a permanent checkpoint, whatever it costs.
+        every_seconds: Seconds after the last checkpoint at which the next one is written, whatever it costs: for
+            machines that may be preempted. None: no such limit.
+        keep_every_n_epochs: Epochs between two permanent checkpoints, whatever they cost; None: no such
+            checkpoints.
+        keep_every_n_steps: Optimizer steps between two permanent checkpoints, likewise.
+        cooldown_steps: Optimizer steps after any checkpoint during which ``every_n_steps`` and ``every_seconds``
+            write no other.
+        before_training: Whether to write the state before the first batch, as a permanent checkpoint.
+        remove: Which checkpoints are removed once the rules above no longer keep them: ``"all_non_permanent"``;
+            ``"ephemeral_only"``: only those inside epochs, so that every written end of an epoch stays;
+            ``"never"``: none, and a run is refused whose folder has files from after its start.
+        background: Whether to write in a thread, while training continues.
+        on_write_error: What to do if the disk is full or fails: ``"stop"`` ends the training with the error;
+            ``"continue"`` warns, and the next save writes the missing best epochs too. In both cases the older
+            files stay, and no half-written file is left.
 
     Raises:
         CheckpointWriteError: From the hook in which it became known, with ``on_write_error="stop"``.

@@ -39,7 +39,7 @@ _NOTHING_BY_ITSELF: Final = {
 
 
 class CometLogging(Mirror):
-    """Mirrors every epoch's metrics to Comet, and those of steps where steps are recorded.
+    """Copies each epoch's metrics to Comet, and with `StepMetrics` each step's.
 
     Comet mirrors what this run keeps itself: without an API key, while Comet is away, or when it fails in the
     middle, that is said once and training continues. A resumed run continues its experiment: it asks Comet which
@@ -65,9 +65,9 @@ class CometLogging(Mirror):
         folder: Where archives of offline experiments go; made if needed.
         monitor: The metric that says which epoch is best.
         mode: ``"min"`` or ``"max"``.
-        timeout_s: Seconds that closing the experiment may wait for what is still to be sent, at least 1.
-        cancel_tags: Tags that end the run; an empty list: Comet is not asked.
-        cancel_every_s: Seconds between two questions.
+        timeout_s: Seconds to wait, when closing the experiment, for what is still to be sent; at least 1.
+        cancel_tags: Tags that end the run when someone adds one of them in Comet; an empty list: no checks.
+        cancel_every_s: Seconds between two checks for these tags.
 
     Raises:
         ImportError: comet_ml is not installed.

@@ -12,16 +12,16 @@ from trainer.step_log import StepRecord
 
 
 class ConsoleLogging(Callback):
-    """Prints a line of metrics every ``every_n_epochs`` epochs, for the first and the last; by steps if asked to.
+    """Prints a line of metrics for the first epoch, every ``every_n_epochs`` epochs, and the last; also for steps.
 
     While the output takes nothing, such as on a full disk, lines are lost with one warning.
 
     Args:
-        every_n_epochs: Epochs between lines.
-        every_n_steps: Optimizer steps between lines for single steps, of those that `StepMetrics` records: it must
-            be among the callbacks, and lines come when it transfers. None: no such lines.
+        every_n_epochs: Epochs between two lines.
+        every_n_steps: Optimizer steps between two lines for single steps; needs the callback `StepMetrics`, and
+            prints steps that it records, when it transfers them. None: no such lines.
         metrics: Patterns such as ``val_*`` for the metrics to print, in the order of recording. None: all but
-            those of single tensors, which have a ``/`` in their name.
+            those of single tensors, whose names have a ``/``.
 
     Raises:
         ValueError: A number is no integer of at least 1, or steps are to be printed and nothing records them.

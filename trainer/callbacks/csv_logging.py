@@ -11,11 +11,11 @@ from trainer.callbacks.history_file import HistoryFile, Record
 
 
 class CSVLogging(HistoryFile):
-    """Keeps ``path`` equal to the history: a header, then one row per finished epoch.
+    """Writes the history to ``path`` as CSV: a header, then one row per finished epoch.
 
     A resumed run starts the file anew from the history it resumed with, so that it never holds an epoch twice
     nor one that the run has forgotten. A metric that first appears later adds a column; where an epoch lacks a
-    metric its field is empty. While the disk refuses, training continues, with one warning, and the file is
+    metric its field is empty. If the disk fails, training continues with one warning, and the file is
     brought up to date once it can be written.
 
     Args:

@@ -14,8 +14,8 @@ class EarlyStopping(Callback):
 
     An epoch improves when its value beats the best by more than ``min_delta`` times the best's magnitude, so a
     negative loss must fall further below, and a maximised metric rise further above. An epoch without a value,
-    because its validation was skipped or an `Evaluator` did not measure it there, does not count. What it has seen
-    belongs to one run: another one, or a fork, begins anew.
+    because its validation was skipped or an `Evaluator` did not measure it there, does not count. Its best value
+    and its count belong to one run: another run, or a fork, starts without them.
 
     Example::
 

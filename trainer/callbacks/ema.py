@@ -22,8 +22,8 @@ class EMA(AveragedWeights):
         callbacks: {ema: {decay: 0.9999}}
 
     Args:
-        decay: Share of the average that a step keeps, from 0 to below 1; it reaches back about 1 / (1 - decay)
-            steps.
+        decay: Share of the old average that a step keeps, from 0 to below 1; it covers about the last 1 / (1 -
+            decay) steps.
         warmup: Whether the decay of the update that follows n others is at most (1 + n) / (10 + n), so that a
             short run is not held back by its first weights; the formula is that of TensorFlow's
             tf.train.ExponentialMovingAverage with ``num_updates``.

@@ -18,14 +18,15 @@ _BROKEN_OFF = CONTINUED | {ERROR, DIVERGED, PRUNED}
 
 
 class Evaluator(Callback):
-    """Evaluates one of the fit's validation sets at steps of its own, at the start and at the end.
+    """Evaluates one of the fit's validation sets at chosen steps, at the start and at the end.
 
-    The fit is given several sets by name. The first one is evaluated at each epoch's end as ever, and an Evaluator
-    adds to that. Another one that has an Evaluator is evaluated when that says so, and at no epoch's end unless
-    ``every_epoch``. The epoch's metrics then hold the latest numbers measured in that epoch; an epoch without any
-    lacks them, and does not count for callbacks that monitor one of them (`EarlyStopping`, `BestWeights`). Numbers
-    at the start are in the first epoch's metrics, as ``start_val_<set>_loss``. Those of single steps are in the
-    records of `StepMetrics`, where that records the same steps, and all of them in ``history``.
+    A fit can have several sets, by name. The first one is evaluated at each epoch's end in any case; an Evaluator
+    for it adds evaluations. Any other set that has an Evaluator is evaluated only when that says so: at an epoch's
+    end only with ``every_epoch``. The epoch's metrics then hold the latest numbers measured in that epoch; an
+    epoch without any lacks them, and does not count for callbacks that monitor one of them (`EarlyStopping`,
+    `BestWeights`). Numbers at the start are in the first epoch's metrics, as ``start_val_<set>_loss``. Those of
+    single steps are in the records of `StepMetrics`, where that records the same steps, and all of them in
+    ``history``.
 
     What is evaluated inside an epoch are the weights that are being trained; an average (`EMA`) comes into the
     model at the epoch's end, where what `GradientAccumulation` has left over may make a step that is due. An
@@ -41,14 +42,14 @@ class Evaluator(Callback):
 
     Args:
         data: Name of the set; empty: the first one.
-        every_n_steps: Evaluate after every so many optimizer steps; None: not.
+        every_n_steps: Optimizer steps between two evaluations; None: none of these.
         at_steps: Evaluate after these optimizer steps.
-        every_epoch: Evaluate at each epoch's end; the first set always is.
-        at_start: Evaluate before the first step; this then draws the weights of lazy modules, not the first batch.
-        at_end: Evaluate after the last epoch. Where the run ends early that shows after the epoch was logged: the
-            numbers are then in ``history``, which `Checkpoint` saves once more, and in the log alone. A run that
-            is interrupted, fails, diverges or is pruned is not evaluated.
-        max_batches: The first batches alone; None: all.
+        every_epoch: Evaluate at each epoch's end; the first set always is evaluated there.
+        at_start: Evaluate before the first step; lazy modules then get their weights here, not in the first batch.
+        at_end: Evaluate after the last epoch. If the run ends early, this comes after the epoch was logged: the
+            numbers are then only in the log and in ``history``, which `Checkpoint` saves once more. A run that is
+            interrupted, fails, diverges or is pruned is not evaluated.
+        max_batches: Evaluate only the first so many batches; None: all.
         stop_after_first: Stop the run after the first evaluation, with the reason ``"evaluated"``.
 
     Attributes:

@@ -16,19 +16,19 @@ from trainer.step.parts import bare_model
 
 
 class Freeze(Callback):
-    """Keeps parts of the model as they are between two points of a run; before and after they train.
+    """Freezes parts of the model between two points of a run; before and after, they train.
 
-    Frozen parameters require no gradients, so that the backward pass ends above them, and have none, so that
-    torch's optimizers pass over them: neither momentum nor weight decay moves them, and what the optimizer
-    keeps of them stays. LBFGS, whose one direction is for all parameters, begins anew where what it remembers
-    would move them. Their modules are in eval mode meanwhile: statistics of batches stay, dropout is off. What
-    is to be frozen follows from the epoch and the step, so a resumed run needs no state of it. When the fit is
-    over, everything requires gradients as before. Several of them, each of other parts, unfreeze a model by parts.
+    Frozen parameters require no gradients, so the backward pass ends above them, and have none, so torch's
+    optimizers skip them: neither momentum nor weight decay changes them, and the optimizer's state of them stays.
+    LBFGS, whose one direction is for all parameters, begins anew where what it remembers would move them. The
+    frozen modules are in eval mode: batch norm keeps its statistics, and dropout is off. What is frozen follows
+    from the epoch and the step, so a resumed run needs no state for it. After the fit, everything requires
+    gradients as before. Several `Freeze` callbacks can unfreeze a model part by part.
 
     Args:
-        parts: Names of modules or parameters, or patterns, see `trainer.step.groups.parameters_of`.
-        from_epoch: Finished epochs after which they are frozen; 0: from the beginning.
-        until_epoch: Finished epochs after which they train again; None: never.
+        parts: Names of modules or parameters, or patterns; see `trainer.step.groups.parameters_of`.
+        from_epoch: Number of finished epochs after which the parts are frozen; 0: from the beginning.
+        until_epoch: Number of finished epochs after which they train again; None: never.
         from_step: Optimizer steps after which they are frozen, in place of epochs.
         until_step: Optimizer steps after which they train again, in place of epochs.
         eval_mode: Whether frozen modules are in eval mode.

@@ -12,7 +12,7 @@ _YOUNG = 1
 
 
 class GarbageCollection(Callback):
-    """Switches Python's automatic garbage collection off while batches are trained, and collects at fixed steps.
+    """Turns off Python's automatic garbage collection while batches are trained, and collects at fixed steps.
 
     A collection stops one process at a time of its own, and the others of a distributed run wait for it at their
     next exchange. At fixed steps all of them pause together. Between the collections only reference cycles
@@ -34,7 +34,7 @@ class GarbageCollection(Callback):
         callbacks: {garbage_collection: {every_n_steps: 500}}
 
     Args:
-        every_n_steps: Optimizer steps between collections, at least 1.
+        every_n_steps: Optimizer steps between two collections, at least 1.
 
     Raises:
         ValueError: ``every_n_steps`` is below 1 or no integer.

@@ -17,14 +17,14 @@ from trainer.step.supervised import Weight
 
 
 class GradientAccumulation(Callback):
-    """Takes one optimizer step for every ``batches`` batches, as one batch of all their samples would.
+    """Takes one optimizer step per ``batches`` batches: the step of one batch that holds all their samples.
 
     The step is that of the loss of the whole group, to rounding, also where its batches differ in what their
     losses are the mean of (``state.weight``): in size, in the class weights of their targets, in the targets that
     are ignored. A model whose output depends on the other samples of its batch (batch norm) still sees the small
     ones. Gradients are averaged before any other callback looks at them; those of a loss that is a sum are added
-    up. What an epoch leaves over makes a smaller group and takes its step at the epoch's end, or with
-    ``drop_last`` none. What is recorded as the loss is not touched.
+    up. The batches left over at an epoch's end make a smaller group with a step of its own; with
+    ``drop_last`` they make no step. The recorded loss does not change.
 
     A batch whose backward pass another callback skips does not count. If it is the one at which the step is due,
     the step is taken with the gradients there are; if that callback skips the step too, the group waits for the
@@ -35,8 +35,8 @@ class GradientAccumulation(Callback):
     study file, ``${trainer.total_steps}`` is that number.
 
     Args:
-        batches: Batches a step, at least 1.
-        drop_last: Whether the gradients of what an epoch leaves over are dropped, without a step.
+        batches: Batches per step, at least 1.
+        drop_last: Whether to drop the gradients of the batches left over at an epoch's end, without a step.
 
     Raises:
         ValueError: ``batches`` is below 1; an epoch has fewer with ``drop_last``, and trains nothing.

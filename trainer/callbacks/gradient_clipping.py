@@ -17,13 +17,13 @@ _LEAST_NORM: Final = 1e-6
 class GradientClipping(Callback):
     """Clips the gradients of all parameters by their norm or by value, without waiting for the device.
 
-    It runs after `GradientMonitor`, which so records the norm before clipping. Gradients that are not finite stay
-    so.
+    It runs after `GradientMonitor`, which thus records the norm before clipping. Gradients that are not finite
+    stay as they are.
 
     Args:
-        max_norm: The gradients together are scaled down to this norm where theirs is larger. Or None with
+        max_norm: All gradients together are scaled down to this norm if theirs is larger. Give either this or
             ``max_value``.
-        max_value: Each element is cut to [-max_value, max_value]. Or None with ``max_norm``.
+        max_value: Each element is clipped to [-max_value, max_value].
         norm_type: p of the norm, above 0; ``inf`` is the largest element's magnitude. Used with ``max_norm`` only.
 
     Raises:

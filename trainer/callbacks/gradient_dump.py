@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class GradientDump(Callback):
-    """Writes the gradients of chosen optimizer steps to ``gradients-step-<step>.pt``, to be looked at afterwards.
+    """Writes the gradients of chosen optimizer steps to ``gradients-step-<step>.pt``, for later inspection.
 
     A file is a mapping from the names of parameters to their gradients before clipping, unscaled, in the host's
     memory; ``torch.load`` reads it. The steps are ``first_step``, and every ``every_n_steps`` after it up to
@@ -36,11 +36,11 @@ class GradientDump(Callback):
 
     Args:
         folder: Where the files go; made when the first is written.
-        every_n_steps: Steps from one file to the next, at least 1.
+        every_n_steps: Steps between two files, at least 1.
         first_step: The first step that is written, from 1.
-        last_step: No step after this one is written; None: there is no such limit.
-        max_files: Files in all, at least 1.
-        first_elements: Of each gradient only so many elements are kept, as one row; None: all, in its shape.
+        last_step: The last step that may be written; None: no limit.
+        max_files: Most files to write, at least 1.
+        first_elements: Keep only so many elements of each gradient, as one row; None: all, in its shape.
         names: Regular expression that must be found in the name of a parameter; None: all.
 
     Raises:

@@ -30,8 +30,8 @@ class GradientMonitor(Callback):
         callbacks: {gradient_monitor: {warn_threshold: 100.0}}
 
     Args:
-        warn_threshold: A warning is logged for an epoch whose maximum is above it; it names the first batch and
-            optimizer step that were.
+        warn_threshold: Log a warning for an epoch whose maximum is above this; it names the first batch and
+            optimizer step above it.
     """
 
     priority = 12

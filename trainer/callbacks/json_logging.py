@@ -9,12 +9,12 @@ from trainer.files import json_line
 
 
 class JSONLogging(HistoryFile):
-    """Keeps ``path`` equal to the history: one line per finished epoch, ``{"epoch": 1, "train_loss": 0.7, …}``.
+    """Writes the history to ``path``, one line per finished epoch: ``{"epoch": 1, "train_loss": 0.7, …}``.
 
     The lines are strict JSON (RFC 8259), in UTF-8, numbers to the last digit. A number that is not finite is the
     string ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``, which ``float`` reads back. An epoch that lacks a metric
-    lacks its key. A resumed run starts the file anew from the history it resumed with. While the disk refuses,
-    training continues, with one warning, and the file is brought up to date once it can be written.
+    lacks its key. A resumed run starts the file anew from the history it resumed with. If the disk fails,
+    training continues with one warning, and the file is brought up to date once it can be written.
 
     Args:
         path: The file, such as ``metrics.jsonl``; its folder is made if needed.

@@ -9,7 +9,7 @@ from trainer.state import Mode
 
 
 class LossPrediction(Callback):
-    """Records the loss predicted for the last epoch, from ``min_epochs`` finished epochs on.
+    """Predicts the loss of the last epoch, after each epoch from ``min_epochs`` on, and records it.
 
     Writes ``predicted_final_loss`` and its standard deviation ``predicted_final_loss_std`` in units of the loss
     and, where the prediction is positive, ``predicted_final_neg_log10``. An epoch that was not validated keeps its
@@ -23,8 +23,8 @@ class LossPrediction(Callback):
 
     Args:
         metric: The loss to predict.
-        min_epochs: Finished epochs at the first prediction, at least 1.
-        mode: ``"min"`` for a loss, ``"max"`` for a metric that should rise.
+        min_epochs: Number of finished epochs before the first prediction, at least 1.
+        mode: ``"min"`` for a loss, ``"max"`` for a metric of which more is better.
 
     Raises:
         ValueError: ``min_epochs`` is no integer of at least 1, or ``mode`` is neither.

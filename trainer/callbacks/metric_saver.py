@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricSaver(Callback):
-    """Writes the latest metrics as one JSON object: ``metrics.json`` as a fit ends, and files for chosen steps.
+    """Writes the latest metrics as a JSON object: ``metrics.json`` when a fit ends, and one file per chosen step.
 
     A file has ``step``, ``epoch``, the latest epoch's metrics, and with `StepMetrics` those of the step, which
     take the place of an epoch's of the same name. ``metrics-step-<step>.json`` is written for the first recorded
@@ -35,9 +35,9 @@ class MetricSaver(Callback):
 
     Args:
         folder: Where the files go; made if needed.
-        metrics: Patterns such as ``val_*``; of the names, those that match one are written. None: all.
-        every_n_steps: Optimizer steps from one file to the next, at least 1; None: no such files.
-        at_steps: Optimizer steps whose files are written too.
+        metrics: Patterns such as ``val_*`` for the metrics to write; None: all.
+        every_n_steps: Optimizer steps between two files, at least 1; None: no such files.
+        at_steps: Further optimizer steps to write a file for.
 
     Raises:
         ValueError: A number is no integer of at least 1, or a metric is called ``step`` or ``epoch``.

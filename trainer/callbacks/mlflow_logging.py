@@ -42,7 +42,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. :/]")
 
 
 class MLflowLogging(Mirror):
-    """Mirrors every epoch's metrics to MLflow, with the run's parameters; the step is the number of the epoch.
+    """Copies each epoch's metrics, and the run's parameters, to MLflow; the step is the number of the epoch.
 
     With `StepMetrics` each step is shown too, over its own number, under names that begin with ``step/``.
     MLflow mirrors what this run keeps itself: where it can't be reached, or fails in the middle, that is said
@@ -55,7 +55,7 @@ class MLflowLogging(Mirror):
     validated, and stops with the reason ``"cancelled"``. A thread asks for the tags.
 
     Args:
-        experiment: MLflow experiment; made if needed.
+        experiment: MLflow experiment; created if needed.
         name: Name of the run.
         run_key: Stable key of the run, kept as a tag, by which a resumed one continues it.
         params: Parameters shown with the run; those of a `ConfigSaver` where none are given. What a resumed run
@@ -66,10 +66,10 @@ class MLflowLogging(Mirror):
         folder: Where that file goes; runs may share it.
         monitor: The metric that says which epoch is best.
         mode: ``"min"`` or ``"max"``.
-        timeout_s: Seconds that an answer of a server may take, at least 1. Each is asked for twice at most, unless
+        timeout_s: Seconds to wait for a server's answer, at least 1. Each request is sent twice at most, unless
             MLflow's own environment variables say otherwise.
-        cancel_tags: Names of tags that end the run; an empty list: MLflow is not asked.
-        cancel_every_s: Seconds between two questions.
+        cancel_tags: Names of tags that end the run when someone sets one in MLflow; an empty list: no checks.
+        cancel_every_s: Seconds between two checks for these tags.
 
     Raises:
         ImportError: mlflow is not installed.

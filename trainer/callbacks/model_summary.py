@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 
 class ModelSummary(Callback):
-    """Logs a table of the model with the first batch of a fit: modules, shapes of outputs, parameters.
+    """Logs a table of the model at the first batch of a fit: modules, shapes of outputs, parameters.
 
     The shapes come from one more call of the step, in eval mode and without gradients, which changes nothing of
     the run, unless the step itself counts its calls. Lazy modules get their weights in that batch, and the table
     is logged after it. In code without a trainer `trainer.summary` makes the table.
 
     Args:
-        depth: Modules below this depth are part of those around them.
+        depth: Levels of modules to list; deeper modules are counted in the module that contains them.
 
     Example::
 

@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 class NaNDetection(Callback):
     """Stops the run with the reason ``"diverged"`` when a watched metric is NaN or infinite.
 
-    At an epoch's end all metrics are looked at. Those that each batch of the training records, ``train_loss``
-    among them, are looked at every ``every_n_batches`` batches too, for all batches since the last look; one
-    without weight does not count. The run then ends after the running batch. A step computes nothing more for
-    this, and waits for nothing: a CUDA device is asked at one look, and its answer is read at the next.
+    It checks all of these metrics at the end of an epoch. Those that every training batch records, such as
+    ``train_loss``, it also checks every ``every_n_batches`` batches, for all batches since the last check; batches
+    without weight do not count. The run then ends after the current batch. A check does no work in the step and
+    waits for nothing: on a CUDA device the answer to one check is read at the next one.
 
     Example::
 
@@ -33,8 +33,8 @@ class NaNDetection(Callback):
         callbacks: {nan_detection: {metrics: [train_loss, val_loss]}}
 
     Args:
-        metrics: Names of the metrics to watch; one that an epoch does not record is passed over.
-        every_n_batches: Batches of an epoch from one look to the next, 1 to 128.
+        metrics: Names of the metrics to watch; one that an epoch does not record is skipped.
+        every_n_batches: Batches between two checks inside an epoch, 1 to 128.
 
     Raises:
         TypeError: ``metrics`` is one name, not a list.

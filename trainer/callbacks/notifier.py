@@ -35,8 +35,7 @@ _WAIT_S = 2.0
 
 
 class Notifier(Callback):
-    """Sends a message when training has started or ended: what happened, where, after how many epochs, with which
-    metrics.
+    """Sends a message when training starts or ends, with what happened, where, the epochs and the metrics.
 
     The package apprise sends it (``pip install 'hpo-service[notify]'``), to any service that it knows: ``url`` is
     an address in its notation (https://appriseit.com/services/), such as ``slack://…``, ``discord://…``,
@@ -46,18 +45,18 @@ class Notifier(Callback):
 
     That of the end is sent once, last in ``teardown``, when checkpoints are on the disk. An attempt that fails
     is repeated after 2 seconds; redirects are not followed, because they would send the message elsewhere. A
-    message that can not be sent is a warning and never ends the training.
+    message that can't be sent is a warning, and never ends the training.
 
     The address is a secret: it appears in no log (apprise's own is switched off), warning, error or ``repr``. In a
     study file, whose values are saved with each trial, name the environment variable that holds it.
 
     Args:
-        url: The address; or ``"env:NAME"``: what that environment variable holds.
-        on: What to send, or ``"all"``: ``"fit_start"`` (of each fit, also one that resumes), ``"fit_end"`` (the
-            run ended by itself, was stopped, interrupted or pruned), ``"exception"`` (training raised),
-            ``"diverged"`` (it ended as diverged, which ``"fit_end"`` covers too).
-        timeout_s: Seconds that sending may take, all attempts together.
-        retries: Further attempts.
+        url: The address, or ``"env:NAME"`` for the value of that environment variable.
+        on: Which events to report, or ``"all"``: ``"fit_start"`` (of each fit, also one that resumes),
+            ``"fit_end"`` (the run ended by itself, was stopped, interrupted or pruned), ``"exception"`` (training
+            raised), ``"diverged"`` (it ended as diverged, which ``"fit_end"`` covers too).
+        timeout_s: Seconds that all attempts to send may take together.
+        retries: Further attempts after a failed one.
         message: Text sent along, such as a link.
         name: Name of the run.
         monitor: The metric that says which epoch is best.

@@ -10,14 +10,14 @@ from trainer.step.optimizers import each_of
 
 
 class OptimizerMode(Callback):
-    """Switches ScheduleFree, SPlus and their like between training and averaged weights.
+    """Switches optimizers such as ScheduleFree and SPlus between training weights and averaged weights.
 
     Training uses the ``train()`` weights, validation, test and prediction the ``eval()`` ones. They stay in eval
     mode from the end of an epoch's training to the next epoch's first batch, so a checkpoint made in between holds
     the very weights that were evaluated, and training continues the same whether or not one was made. An optimizer
-    without these methods is left alone, and so is one before its first step: there is no average yet. Evaluating
-    in the middle of an epoch switches there and back, which may round: such a run equals another only
-    where both do that.
+    without these methods is left alone, and so is one before its first step, which has no average yet. An
+    evaluation inside an epoch switches there and back, which may round: two such runs are equal only if both
+    evaluate there.
 
     Example::
 

@@ -13,9 +13,9 @@ logger = logging.getLogger(__name__)
 class OverfitDetection(Callback):
     """Records ``overfit_gap_ratio`` (validation ÷ training loss) while the two move apart.
 
-    They do when over the last ``window_size`` steps from epoch to epoch the training loss fell each time and
-    the validation loss rose each time. The ratio is recorded for a positive training loss only; the warning
-    comes once, when a divergence begins.
+    They move apart if, over the last ``window_size`` changes from epoch to epoch, the training loss fell each time
+    and the validation loss rose each time. The ratio is recorded only for a positive training loss. A warning is
+    logged once, when they begin to move apart.
 
     Example::
 
@@ -24,7 +24,7 @@ class OverfitDetection(Callback):
         callbacks: {overfit_detection: {window_size: 3}}
 
     Args:
-        warmup_epochs: Epochs that are not looked at.
+        warmup_epochs: First epochs that are ignored.
         window_size: Consecutive changes to look at, at least 1; a larger window raises fewer false alarms.
 
     Raises:

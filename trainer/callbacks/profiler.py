@@ -23,7 +23,7 @@ _ROWS = 50
 
 
 class Profiler(Callback):
-    """Records a few optimizer steps of each fit with ``torch.profiler`` and writes what it saw.
+    """Profiles a few optimizer steps of each fit with ``torch.profiler``, and writes the results to files.
 
     A cycle waits ``wait`` steps, runs the profiler for ``warmup`` steps without keeping anything, because its own
     start distorts the first, and records ``active`` steps; the ``repeat`` cycles begin with the fit's first step.
@@ -45,15 +45,15 @@ class Profiler(Callback):
 
     Args:
         folder: Where the files go; made when the first is written.
-        wait: Steps of a cycle before anything is done, 0 or more.
-        warmup: Steps after these that are thrown away, 0 or more; torch warns about 0.
-        active: Steps that are recorded, at least 1. Their events wait in memory until they are written.
-        repeat: Cycles in a fit, at least 1.
+        wait: Steps at the start of a cycle in which the profiler is off, 0 or more.
+        warmup: Steps after these that are profiled but discarded, 0 or more; torch warns about 0.
+        active: Steps that are recorded, at least 1. Their events are kept in memory until they are written.
+        repeat: Number of cycles in a fit, at least 1.
         record_shapes: Also record the shapes of the operators' inputs, and distinguish operators by them.
-        with_stack: Also record the lines of source.
-        profile_memory: Also record what is allocated and freed.
+        with_stack: Also record source lines.
+        profile_memory: Also record memory that is allocated and freed.
         skip_first: Steps of the fit before the first cycle, 0 or more.
-        cuda_sync_events: Also record where the host waits for the device, for an analysis of the critical path.
+        cuda_sync_events: Also record where the host waits for the device, to analyse the critical path.
         ranks: Ranks of the processes that are profiled; None: all.
 
     Raises:

@@ -19,7 +19,7 @@ _WIDTH = 20
 
 
 class ProgressBar(Callback):
-    """Shows on the error output how far the running epoch is, its batches per second, and chosen metrics.
+    """Shows the progress of the current epoch on stderr, with batches per second and chosen metrics.
 
     On a terminal a line is drawn anew a few times a second, and cleared for what others print. Where there is
     none, or only one that can't go back in a line (``TERM=dumb``), a line is printed at each tenth of an epoch,

@@ -6,12 +6,12 @@ from trainer.step.parts import lazy_parameters
 
 
 class SanityValidation(Callback):
-    """Evaluates a few batches of each validation set before the first epoch, and throws the numbers away.
+    """Evaluates a few batches of each validation set before the first epoch, and discards the results.
 
-    An error that only validation meets, in the data, a metric or the model's eval mode, then ends the run before
-    an hour of training instead of after it. The run is the same to the bit with and without: a model with lazy
-    modules, which get their weights in the first batch, is evaluated after that. A resumed run has been through
-    this.
+    An error that only occurs in validation, in the data, a metric or the model's eval mode, then ends the run
+    before an hour of training instead of after it. The run has the same bits with and without this callback: a
+    model with lazy modules, which get their weights in the first batch, is evaluated after that batch. A resumed
+    run does not repeat it.
 
     Example::
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class SavePretrained(Callback):
-    """Saves the model of a run that is over by its ``save_pretrained``, for ``from_pretrained``.
+    """Saves the model with its own ``save_pretrained`` when the run is over, for ``from_pretrained``.
 
     That is a method of the models of transformers, diffusers, PEFT, timm's hub models and all that derive from
     huggingface_hub's ``PyTorchModelHubMixin``. The folder is written aside and put in the place of an earlier one
@@ -41,9 +41,9 @@ class SavePretrained(Callback):
         callbacks: {best_weights: true, save_pretrained: {dtype: bfloat16}}
 
     Args:
-        folder: Where it goes; of a model that has no ``save_pretrained``, it is not written, with a warning.
+        folder: Folder to save to. For a model without ``save_pretrained`` nothing is written, with a warning.
         dtype: Type of the weights in the files: ``"float32"``, ``"bfloat16"`` or ``"float16"``; None: as they are.
-        verify: Whether the folder is read back with ``from_pretrained`` and compared before it takes its place.
+        verify: Whether to read the folder back with ``from_pretrained`` and compare it before it is put in place.
 
     Raises:
         ValueError: ``dtype`` is none of these; or what was read back differs.

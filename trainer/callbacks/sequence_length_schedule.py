@@ -16,7 +16,7 @@ How = Literal["truncate", "split"]
 
 
 class SequenceLengthSchedule(Callback):
-    """Shortens the sequences of training batches, by the number of steps taken.
+    """Shortens the sequences of training batches, to a length that depends on the number of finished steps.
 
     The length of a batch is that of its first tensor with a dimension ``dim``; every tensor of the batch with the
     same length there is shortened alike, the others stay. Validation sees whole sequences. What is trained follows
@@ -33,11 +33,11 @@ class SequenceLengthSchedule(Callback):
         callbacks: {sequence_length_schedule: {lengths: {"0": 64, "1000": 128}}}  # in a study file
 
     Args:
-        lengths: Longest sequence by the number of finished steps from which on it holds; 0 must be among them.
-            Text such as ``"1000"`` will do for a number, since the keys of a study file are text.
-        how: ``"truncate"`` cuts the rest off. ``"split"`` makes samples of it: a batch of 8 sequences of 128
-            becomes one of 16 of 64, and nothing is lost; what is left of a length that does not divide is cut
-            off. All tensors of the batch must then have the length.
+        lengths: Number of finished steps → longest sequence from then on; 0 must be among the keys. A key may be
+            text such as ``"1000"``, since the keys of a study file are text.
+        how: ``"truncate"`` cuts off the rest of a sequence. ``"split"`` makes samples of it: 8 sequences of 128
+            become 16 of 64, and nothing is lost; if the length does not divide, the remainder is cut off. All
+            tensors of the batch must then have this length.
         dim: The dimension of the sequence.
 
     Raises:

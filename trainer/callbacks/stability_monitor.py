@@ -25,7 +25,7 @@ _ROUNDING = torch.finfo(torch.float32).eps
 
 
 class StabilityMonitor(Callback):
-    """Records ``loss_spikes`` and ``grad_norm_spikes``: steps of the epoch that leap out of those before them.
+    """Records ``loss_spikes`` and ``grad_norm_spikes``: steps whose value is far above those before them.
 
     A step spikes when its value lies more than ``threshold`` standard deviations above the mean of the ``window``
     steps before it, in the epochs before too. The loss is each batch's, as it is recorded; the gradient norm is
@@ -48,9 +48,9 @@ class StabilityMonitor(Callback):
         callbacks: {stability_monitor: {threshold: 4.0}}
 
     Args:
-        window: Steps that a step is compared with, at least 2.
-        threshold: Standard deviations above their mean, above 0.
-        rolling_window: Steps of the rolling score, at least 1.
+        window: Number of preceding steps that a step is compared with, at least 2.
+        threshold: How many standard deviations above their mean a spike is, above 0.
+        rolling_window: Number of steps that the score covers, at least 1.
 
     Raises:
         ValueError: A number is out of range.

@@ -24,7 +24,7 @@ _SUFFIXES: Final = {"csv": ".csv", "json": ".jsonl"}
 
 
 class StepMetrics(Callback):
-    """Records single optimizer steps: whatever an epoch records of its batches, gradient norms, the learning rate.
+    """Records metrics of single optimizer steps: all that batches record, gradient norms and the learning rate.
 
     That is ``train_loss``, the functions among the metrics, the step's further scalars, and what callbacks hand
     to ``trainer.recorder.record`` while training; a value of a step is the mean, sum or maximum of its batches',
@@ -49,11 +49,11 @@ class StepMetrics(Callback):
 
     Args:
         folder: Where the file goes; made if needed.
-        every_n_steps: Steps from one that is recorded to the next, at least 1.
-        transfer_every_n_steps: Steps whose numbers come over together, at least 1; a killed run that resumes
-            trains these again.
-        metrics: Patterns such as ``train_*``; of the names, those that match one are recorded. None: all.
-        format: ``"csv"``, or ``"json"`` for one object a line.
+        every_n_steps: Record every n-th step, at least 1.
+        transfer_every_n_steps: Steps whose numbers are transferred from the device together, at least 1; a killed
+            run that resumes trains these again.
+        metrics: Patterns such as ``train_*`` for the metrics to record; None: all.
+        format: ``"csv"``, or ``"json"`` for one object per line.
         earlier: The ``folder`` of each earlier attempt at this run.
 
     Raises:

@@ -40,7 +40,7 @@ class TensorStatistics(Callback):
     ``activation_<statistic>/<module>``, such as ``grad_norm/0.weight``. Gradients and parameters are those before
     the optimizer's step, gradients unscaled; activations are what modules return while training: a tensor, or
     tensors in tuples, lists and mappings, which get their place as a suffix (``activation_norm/lstm[1][0]``); the
-    model itself is called ``model``. Tensors that are empty or not of a real floating-point type are passed over.
+    model itself is called ``model``. Tensors that are empty or not of a real floating-point type are skipped.
 
     Measured are the first step of an epoch and every n-th after it; a metric is the mean over these, of
     ``max_abs`` the maximum. A step that is left out, as fp16 does with one whose gradients overflow, is none of
@@ -62,10 +62,10 @@ class TensorStatistics(Callback):
     Args:
         gradients: Whether to measure gradients.
         parameters: Whether to measure parameters.
-        activations: Whether to measure what modules return: those without children, or with ``names`` all that
-            match.
-        every_n_steps: Optimizer steps from one measurement to the next, at least 1.
-        statistics: Some of ``"mean"``, ``"std"`` (of the tensor as a whole population), ``"norm"`` (L2),
+        activations: Whether to measure what modules return: modules without children, or with ``names`` all
+            modules that match.
+        every_n_steps: Optimizer steps between two measurements, at least 1.
+        statistics: Any of ``"mean"``, ``"std"`` (of the tensor as a whole population), ``"norm"`` (L2),
             ``"max_abs"`` and ``"zero_fraction"`` (share of exact zeros, 0 to 1).
         names: Regular expression that must be found in the name of a parameter or module; None: all.
 

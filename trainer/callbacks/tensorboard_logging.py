@@ -26,7 +26,7 @@ _SUFFIX = ".epochs"
 
 
 class TensorBoardLogging(Callback):
-    """Shows every epoch's metrics in TensorBoard: one scalar per metric, its step the number of the epoch.
+    """Writes each epoch's metrics for TensorBoard: one scalar per metric; the step is the number of the epoch.
 
     The history is the truth: a fit writes it into a new event file, at the times that its epochs were first
     logged at, and empties this callback's older ones. So epochs that a resumed run has forgotten are gone, what

@@ -30,7 +30,7 @@ _COUNTED = 2
 
 
 class Throughput(Callback):
-    """Records the speed of each epoch's training, and how long the run will still take.
+    """Records the training speed of each epoch, and the estimated time to the end of the run.
 
     - ``samples_per_second`` and ``batches_per_second``: of training alone, without what is validated inside the
       epoch, of all processes together. With another ``unit``, ``<unit>_per_second`` too.
@@ -58,11 +58,11 @@ class Throughput(Callback):
         flops_per_sample: Floating-point operations of forward and backward for one sample; for a transformer
             about 6 times parameters times tokens (Kaplan et al. 2020, arXiv:2001.08361). ``"measure"`` counts
             those of the fit's first batch by ``torch.utils.flop_counter``: matrix products, convolutions and
-            attention, which is what takes time. A compiled model runs as it was written in that batch and is
-            compiled in the next one, so that the second batch counts in no rate either; what is recorded as a
-            CUDA graph it can't see.
-        peak_flops: Operations per second that the device can do at most in the precision that is used.
-        unit: What is counted beside samples, such as ``"tokens"``.
+            attention, which is what takes time. A compiled model runs uncompiled in that batch and is compiled in
+            the next one, so the second batch counts in no rate either. It can't count what is recorded as a CUDA
+            graph.
+        peak_flops: Peak operations per second of the device, in the precision that is used.
+        unit: What to count besides samples, such as ``"tokens"``.
         count: Takes a batch, returns how many units it has, without reading from the device. None: the elements
             of its first tensor, which for a batch of token ids are its tokens, padding included. In a study file
             it is ``{_target_: parts.count, _partial_: true}``, and the callback ``trainer.callbacks.Throughput``.

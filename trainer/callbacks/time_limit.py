@@ -14,7 +14,7 @@ TIME_LIMIT: Final = "time_limit"
 
 
 class TimeLimit(Callback):
-    """Stops the run with the reason ``"time_limit"`` when its fits have taken ``seconds``.
+    """Stops the run with the reason ``"time_limit"`` after ``seconds``, summed over all its fits.
 
     The time is that of the wall clock from ``on_fit_start`` to the end of the fit, validation and checkpoints
     included. It is summed over all resumes: a resumed run has what its checkpoint had left, and a fork all of its
@@ -30,7 +30,7 @@ class TimeLimit(Callback):
         callbacks: {time_limit: {seconds: 28800, at: epoch}}
 
     Args:
-        seconds: The time, above 0.
+        seconds: The time limit in seconds, above 0.
         at: ``"batch"``: the running epoch ends after the batch in which the time is used up; ``"epoch"``: the
             epoch continues to its end, so that all epochs are whole.
 

@@ -39,32 +39,30 @@ class NotLoggedInError(Exception):
 
 
 class WandbLogging(Mirror):
-    """Mirrors every epoch's metrics to Weights & Biases, one record an epoch, and with `StepMetrics` every step's.
+    """Copies each epoch's metrics to Weights & Biases, one record per epoch, and with `StepMetrics` each step's.
 
     W&B's own step is the number of the epoch; with `StepMetrics` it counts the steps and epochs before the record,
     and charts are drawn over ``epoch``, or ``step`` for the names that begin with ``step/``.
 
-    ``WANDB_MODE=offline`` writes a run on disk that ``wandb sync`` sends later. W&B mirrors what this run keeps
-    itself: without a login, while W&B is away, or when it fails in the middle, that is said once and training
-    continues. A resumed run first sends the epochs of its history that W&B lacks. Which those are, W&B's server
-    says; offline, where each attempt has a file of its own, the files of the attempts before say it, so that
-    their steps join without overlap.
+    ``WANDB_MODE=offline`` writes the run to disk, and ``wandb sync`` sends it later. W&B only gets a copy: if
+    there is no login, or W&B can't be reached or fails, a warning is logged once and training continues. A resumed
+    run first sends the epochs of its history that W&B lacks. W&B's server says which these are; offline, where
+    each attempt has its own file, the files of the earlier attempts do, so that their steps join without overlap.
 
     The run's summary ends with ``outcome`` (``complete``, ``pruned``, ``diverged``, ``out_of_memory``, ``error``,
     ``interrupted``), ``stop_reason``, ``best_epoch`` and the ``best_`` value of ``monitor``. A run that ended with
     an exception is marked as failed, unless it was pruned, or interrupted by Ctrl-C.
 
     A run that is tagged with one of ``cancel_tags`` on its page ends its epoch after the running batch, is
-    validated, and stops with the reason ``"cancelled"``. A thread asks W&B's server for the tags; offline there is
-    none to ask.
+    validated, and stops with the reason ``"cancelled"``. A thread asks W&B's server for the tags, but not offline.
 
     Args:
         project: W&B project.
         group: Group of the run, such as the study.
         job_type: What kind of run it is, such as ``trial``.
         name: Name of the run.
-        run_id: Stable id of the run, so that a resumed one continues it. One id is one course of epochs: a
-            training from anew needs another.
+        run_id: Stable id of the run, so that a resumed one continues it. A run that
+            starts over from the first epoch needs another id.
         config: Parameters shown with the run; those of a `ConfigSaver` where none are given.
         notes: A text shown with the run.
         folder: Where W&B keeps its files; made if needed.
@@ -73,12 +71,12 @@ class WandbLogging(Mirror):
         tags: Tags of the run.
         monitor: The metric that says which epoch is best.
         mode: ``"min"`` or ``"max"``.
-        log_model: Whether the best epoch's checkpoint is sent as an artifact when the run has ended.
-        checkpoints: Folders in which that checkpoint may lie.
+        log_model: Whether to send the best epoch's checkpoint as an artifact when the run has ended.
+        checkpoints: Folders in which to look for that checkpoint.
         timeout_s: Seconds that opening the run may wait for W&B, and closing it for what is still to be sent;
             what is not sent by then stays on disk, for ``wandb sync``.
-        cancel_tags: Tags that end the run; an empty list: W&B is not asked.
-        cancel_every_s: Seconds between two questions.
+        cancel_tags: Tags that end the run when someone adds one of them in W&B; an empty list: no checks.
+        cancel_every_s: Seconds between two checks for these tags.
 
     Raises:
         ImportError: wandb is not installed.

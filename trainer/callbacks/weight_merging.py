@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class WeightMerging(AfterEachStep):
-    """Saves the mean of the weights over the last steps, at chosen steps; training continues with its own weights.
+    """Saves, at chosen steps, the mean of the weights over the last steps; training itself is not changed.
 
     A merge at step t is the mean of the weights after each of the steps t - ``last_steps`` + 1 to t, all counting
     the same, in 32 bits or more; the running statistics of normalisation layers are averaged with them, other
@@ -43,9 +43,9 @@ class WeightMerging(AfterEachStep):
 
     Args:
         folder: Where the files go; made if needed.
-        last_steps: Optimizer steps that a merge averages, at least 1; stretches may overlap.
-        every_n_steps: Optimizer steps between merges; None: only ``at_steps``.
-        at_steps: Optimizer steps at which there is one, too.
+        last_steps: Optimizer steps that a merge averages, at least 1; these ranges may overlap.
+        every_n_steps: Optimizer steps between two merges; None: only ``at_steps``.
+        at_steps: Further optimizer steps after which to merge.
 
     Raises:
         ValueError: An argument is out of range; nothing says when to merge; the saved state is another model's.
