@@ -293,6 +293,20 @@ def test_a_trial_that_waits_is_left_where_no_epoch_is(studies: Studies) -> None:
         assert claimable(two_by_two(view)) == 0
 
 
+def test_a_waiting_trial_that_another_tool_ends_meanwhile_is_passed_over(studies: Studies) -> None:
+    with studies.open("study.n_trials=3", views=2) as (view, other):
+        for _ in range(2):
+            view.study.enqueue_trial({"optimizer.lr": 0.05})
+        waiting = view.study.get_trials(deepcopy=False)
+        other.storage.owner = None
+        other.storage.set_trial_state_values(waiting[0]._trial_id, TrialState.FAIL)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(view.study, "get_trials", lambda **_: waiting)  # as it was a moment ago
+            taken = take(view)
+        assert isinstance(taken, optuna.Trial)
+        assert taken.number == 1
+
+
 def test_the_parameters_of_a_grant_are_the_trials(studies: Studies) -> None:
     @dataclass(frozen=True)
     class Proposes(TwoByTwo):
