@@ -124,6 +124,15 @@ def test_who_stays_outside_of_a_bound_is_not_ahead_of_those_that_training_may_br
     assert promoted.number == 0
 
 
+@pytest.mark.parametrize("asha", [Asha(), Asha(first_rung=3)])
+def test_who_stays_outside_of_a_bound_is_not_resumed(asha: Asha) -> None:
+    outside = [seen(k, [0.1 * k], feasible=False) for k in range(3)]
+    assert isinstance(asha.next(standing(outside, n_trials=3)), Wait)
+    answer = asha.next(standing([*outside, seen(3, [0.9])], n_trials=4))
+    assert isinstance(answer, Resume)
+    assert answer.number == 3
+
+
 def test_a_trial_of_an_earlier_study_takes_no_place_on_a_rung() -> None:
     earlier = seen(0, [0.0], "ended", imported=True, source="other")
     own = [seen(k, [0.1 * k]) for k in range(1, 4)]
