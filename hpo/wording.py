@@ -9,6 +9,9 @@ from typing import Any, Final
 #: Why a trial has ended that a person, say, has ended in the dashboard.
 ENDED_OUTSIDE: Final = "it was ended from outside"
 
+#: Whole numbers below it, such as a count of parameters, are written out.
+_WHOLE: Final = 1e12
+
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -18,7 +21,9 @@ def shown(value: Any, digits: int = 6) -> str:
         return "-"
     if isinstance(value, list | dict):
         return json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value.is_integer() and abs(value) < _WHOLE else f"{value:.{digits}g}"
 
 
 def parameter(value: Any, digits: int = 6) -> str:
