@@ -23,7 +23,7 @@ from hpo.wording import shown
 
 _EXPORTED: Final = """import torch
 
-model = torch.export.load("{file}").module()  # in eval mode; the batch may have any size
+model = torch.export.load("{file}").module()  # in eval mode; batches of any size
 """
 _WEIGHTS: Final = """from pathlib import Path
 
@@ -31,17 +31,17 @@ _WEIGHTS: Final = """from pathlib import Path
 
 from hpo.config.targets import TargetResolver, instantiate
 
-here = Path(".")  # the folder of this card; from elsewhere, the way to it
+here = Path(".")  # the folder of this card, as seen from where you run this
 config = {config}
 model = instantiate(TargetResolver(here / "{code}"), config)
 {loaded}
 model.eval()
 """
-_WITH_CODE: Final = """This file, the weights and the folder `{code}` with the study's own modules belong together.
-In their folder:"""
-_ALONE: Final = "In the folder of this file:"
-_CAVEAT: Final = """Of epoch {epoch}. The `val_` metrics chose this epoch, and this trial if it is the study's
-best, so they flatter it: `hpo train --trial {trial} --seeds 5` says what to expect."""
+_WITH_CODE: Final = """Keep this file, the weights and the folder `{code}` (the study's own modules) together.
+In the folder of this file, run:"""
+_ALONE: Final = "In the folder of this file, run:"
+_CAVEAT: Final = """Measured at epoch {epoch}. The `val_` metrics are optimistic: by them this epoch was chosen,
+and this trial if it is the study's best. `hpo train --trial {trial} --seeds 5` shows what to expect."""
 _LOADERS: Final[Mapping[str, tuple[str, str]]] = {
     ".safetensors": ("from safetensors.torch import load_model", 'load_model(model, here / "{file}")'),
     "": ("", 'model = type(model).from_pretrained(here / "{file}")'),
@@ -83,15 +83,15 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
         "## Metrics",
         _table(("metric", "value"), ((name, shown(value)) for name, value in found.metrics.items())),
         _CAVEAT.format(epoch=found.epoch, trial=found.trial),
-        "## Parameters found",
+        "## Searched parameters",
         _table(("parameter", "value"), ((f"`{name}`", value) for name, value in hidden(found.params).items())),
-        "## Load it",
+        "## How to load it",
         _WITH_CODE.format(code=code_folder(path).name) if path.suffix in _LOADERS else _ALONE,
         f"```python\n{code}```",
-        "## Whole configuration",
+        "## Complete configuration",
         f"```yaml\n{config}```",
         "## Environment",
-        "Where it was exported.",
+        "The machine on which the model was exported.",
         _table(("", ""), _flat(environment(spec.folder))),
         "## Made by",
         f"```\n{command}\n```",

@@ -50,9 +50,9 @@ def prediction_section(report: StudyReport) -> Section:
     every = -(-len(report.compared) // MOST_TRIALS)
     kept = report.compared[::every]
     remark = (
-        "Each trial's first prediction and the value it ended with; the bars are the prediction's 80 % interval. "
-        "Trials that were pruned or stopped early have no such end and are left out, so these are the more "
-        "promising ones."
+        "Each trial's first prediction against its final value; the bars are the prediction's 80 % interval. "
+        "Trials that were pruned or stopped early have no final value and are left out, so those shown are the "
+        "more promising ones."
     )
     if every > 1:
         remark += f" Of {len(report.compared)} trials {len(kept)} are drawn, an even sample."
@@ -65,12 +65,12 @@ def pruning_section(report: StudyReport) -> Section:
     found = report.status["pruning"]
     rows: list[tuple[str, Any]] = [
         ("trials pruned", f"{found['pruned']} of {found['ended']} ended"),
-        ("epochs of those that ended", found["epochs_used"]),
+        ("epochs of trials that ended", found["epochs_used"]),
     ]
     if found["epochs_unpruned"]:
         share = percent(found["epochs_saved"] / found["epochs_unpruned"])
         of = f"{found['epochs_saved']} of {found['epochs_unpruned']} ({share})"
-        rows += [("epochs of a whole trial", found["horizon"]), ("epochs saved, at most", of)]
+        rows += [("epochs of an unpruned trial", found["horizon"]), ("epochs saved, at most", of)]
     if found["alpha"] is not None:
         rows.append(("alpha in force at the last decision", f"{found['alpha']:.2g}"))
     if not found["audited"] and report.scheduler:  # it stands in the pruner's place, which alone has audits
@@ -107,13 +107,14 @@ def _ended_at(trial: FrozenTrial) -> str:
 
 _NO_AUDIT: Final = (
     "With `study.pruner.audit_fraction=0.03` the pruner `predicted_loss` lets a share of the trials that it would "
-    "prune run on, and so measures how often it is wrong."
+    "prune run to their end, to measure how often pruning is wrong."
 )
 
 _AUDIT: Final = (
-    "The pruner's `alpha` follows its audit: it falls where audited trials end well, and rises where they do not. "
-    "Audited trials were to be pruned and ran on to measure. One was wrongly condemned if it is complete and "
-    "among the best of all complete trials; a diverged trial never is. The interval is Wilson's."
+    "Audited trials are trials that the pruner would have pruned, but let run to their end to measure how often "
+    "pruning is wrong. Pruning one would have been wrong if it is complete and among the best of all complete "
+    "trials; a diverged trial never is. The pruner's `alpha` falls if audited trials end well, and rises if not. "
+    "The interval is Wilson's."
 )
 
 
@@ -142,9 +143,9 @@ def _one(trial: FrozenTrial, report: StudyReport) -> str:
 
 
 _GRANTS: Final = (
-    "A grant lets a trial train up to an epoch, where it pauses unless it is granted more. Where a model decided, "
-    "it says the value that it expected the trial to end at, with its 80 % interval; `best` is the study's best "
-    "value at that moment."
+    "A grant lets a trial train up to an epoch, where it pauses unless it gets another grant. If a model decided, "
+    "its prediction of the trial's final value is shown, with its 80 % interval; `best` is the study's best value "
+    "at that time."
 )
 
 
@@ -175,8 +176,8 @@ def time_section(report: StudyReport) -> Section:
         for lane in totals["workers"]
     ]
     remark = (
-        "Each bar is an attempt at a trial. A worker is busy while it has a trial: the share counts from the "
-        "first trial to the last, pauses of the whole study left out."
+        "Each bar is one attempt at a trial. A worker is busy while it has a trial. The busy share is of the time "
+        "from the first trial to the last, without pauses of the whole study."
     )
     if totals["attempts"] > MOST_TRIALS:
         remark += f" Of {totals['attempts']} attempts the latest {MOST_TRIALS} are drawn."
@@ -198,9 +199,15 @@ def environment_section(report: StudyReport) -> Section:
         return Section("environment", "Environment", note("Nothing is known before the first trial."))
     if not stored:
         return Section(
-            "environment", "Environment", table(rows) + note("From the trials; no versions are stored.")
+            "environment",
+            "Environment",
+            table(rows) + note("Taken from the trials: no versions are stored."),
         )
-    return Section("environment", "Environment", table(rows) + note("As it was where the study was created."))
+    return Section(
+        "environment",
+        "Environment",
+        table(rows) + note("Versions are those of the machine where the study was created."),
+    )
 
 
 def _plain(value: Any) -> str:
@@ -223,10 +230,10 @@ def code_section(report: StudyReport) -> Section:
         )
         for each in code["versions"]
     ]
-    drawn = grid("The study's code", ("code", "since", "what changed", "trials wholly under it"), rows)
+    drawn = grid("The study's code", ("code", "since", "what changed", "trials with only this code"), rows)
     remark = Markup()
     if code["mixed_trials"]:
-        remark = note(f"Trials that ran under more than one code: {listed(code['mixed_trials'])}.")
+        remark = note(f"Trials that ran under more than one version of the code: {listed(code['mixed_trials'])}.")
     return Section("code", title, drawn + remark)
 
 

@@ -49,7 +49,7 @@ def front_section(report: StudyReport) -> Section | None:
         (f"{first} and {second}", pareto_front(report.escaped, kept, report.goals, (first, second)))
         for first, second in pareto_pairs(report.goals)
     ]
-    remark = "No other trial is better than one on the front in one objective without being worse in another."
+    remark = "A trial is on the front if no other trial is better in one objective without being worse in another."
     remark += sampled(kept, report.complete)
     return Section("front", "Pareto front", _several_figures("front", drawn) + note(remark))
 
@@ -65,7 +65,7 @@ def importance_section(report: StudyReport) -> Section:
     drawn = figure("importance", importance_bars(found.shares), "importance by parameter", height=height)
     best = "near the Pareto front" if report.several else f"among the best tenth by {report.metric}"
     remark = (
-        f"How much each parameter decides whether a trial ends {best} (PED-ANOVA, Optuna's default).{of_forks}"
+        f"How much each parameter determines whether a trial ends {best} (PED-ANOVA, Optuna's default).{of_forks}"
     )
     return Section("importance", title, drawn + note(" ".join((remark, *found.remarks, report.partial))))
 
@@ -91,9 +91,11 @@ def parallel_section(report: StudyReport) -> Section:
         )
         for place, metric in enumerate(report.goals)
     )
-    notes = ["A line is a trial, the best on top." + _what_none_means(kept, axes) + sampled(kept, complete)]
+    notes = [
+        "Each line is a trial, with the best on top." + _what_none_means(kept, axes) + sampled(kept, complete)
+    ]
     if len(axes) < len(params):
-        notes.append(f"Of {len(params)} parameters the {len(axes)} most important are shown.")
+        notes.append(f"The {len(axes)} most important of {len(params)} parameters are shown.")
     return Section("parallel", title, drawn + note(" ".join(notes)))
 
 
@@ -128,7 +130,7 @@ def slice_section(report: StudyReport) -> Section:
         )
         for place, metric in enumerate(report.goals)
     }
-    remark = "Each point is a complete trial, grey the first ones, blue the middle, and orange the latest."
+    remark = "Each point is a complete trial: grey for the first ones, blue for the middle, orange for the latest."
     remark += sampled(report.complete_sample, report.complete)
     return Section("slices", title, by_metric(made.items()) + note(f"{remark} {report.partial}"))
 
@@ -144,12 +146,12 @@ def contour_section(report: StudyReport) -> Section:
         )
     found = places_of(kept, pair)
     if found < FEWEST_POINTS:
-        why = f"Left out: a surface over {count_of(found, 'point')} would be made up between them; it takes "
+        why = f"Left out: a surface over {count_of(found, 'point')} would be mostly interpolated; it takes "
         names = " and ".join(f"`{name}`" for name in pair)
         return Section("contour", title, note(f"{why}{FEWEST_POINTS} points of {names}. The slices show them."))
     study = _escaped(kept, report)
     drawn = [(metric, contour(study, report.goals, metric, pair)) for metric in report.goals]
-    remark = "Points are trials; what lies between them is interpolated, and yellow is better."
+    remark = "Points are trials; the values between them are interpolated. Yellow is better."
     remark += sampled(kept, complete, done="used")
     return Section("contour", title, _several_figures("contour", drawn) + note(remark))
 

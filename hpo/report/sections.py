@@ -92,7 +92,9 @@ def history_section(report: StudyReport) -> Section:
         )
         for place, metric in enumerate(report.goals)
     )
-    remark = "Complete trials by number; one that diverged has no value." + _undrawn_best(report)
+    remark = "The values of the complete trials, by trial number. Diverged trials have no value." + _undrawn_best(
+        report
+    )
     if any(not is_feasible(trial) for trial in kept):
         remark += " Diamonds are trials outside the bounds, which are never the best."
     remark += sampled(kept, report.complete)
@@ -135,11 +137,11 @@ def curves_section(report: StudyReport) -> Section:
     kept = report.drawn_curves
     drawn_curves = learning_curves(kept, report.metric, report.direction, report.best)
     drawn = figure("curves", drawn_curves, f"{report.metric} by epoch")
-    remark = "A mark shows where a curve ends; crosses are pruned trials, triangles diverged ones. "
-    remark += "A click in the legend hides a kind of trial."
+    remark = "A mark shows where a curve ends: a cross for a pruned trial, a triangle for a diverged one. "
+    remark += "Click an entry of the legend to hide its trials."
     remark += sampled(kept, curves, "curves")
     if max(len(trial.intermediate_values) for trial in kept) > MOST_POINTS:
-        remark += " Of long curves some epochs are left out."
+        remark += " Long curves are drawn without some of their epochs."
     return Section("curves", title, drawn + note(remark))
 
 
@@ -157,7 +159,9 @@ def failure_section(report: StudyReport) -> Section:
         for each in report.causes
         if each.traceback
     )
-    remark = "Reasons that differ in numbers only count as one. `hpo retry --failed` requeues failed trials."
+    remark = (
+        "Reasons that differ only in numbers are counted together. `hpo retry --failed` requeues failed trials."
+    )
     return Section("failures", "Failures", drawn + traces + note(remark))
 
 
@@ -170,8 +174,8 @@ def edge_section(report: StudyReport) -> Section:
         why = "None among the best trials." if enough else f"It takes several {needed} to say."
         return Section("edges", title, note(why))
     remark = (
-        "The outermost 5 % of a range count (of its logarithm, where it is searched so), or the last of its "
-        "values. What is listed would come about by chance in at most 5 % of the cases."
+        "The edge is the outermost 5 % of a range (on a logarithmic scale, if it is searched so), or its first or "
+        "last value. By chance, a parameter would be listed in at most 5 % of the cases."
     )
     if report.forks:
         remark += ONE_OF_FORKS

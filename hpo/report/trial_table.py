@@ -128,7 +128,7 @@ def internals_section(report: StudyReport) -> Section:
     header = ["trial", "attempts", "worker", "device", "seed", "threads", "first predicted", "at epoch", *metrics]
     rows = [_internal_cells(trial, report.work_at.get(trial.number, []), metrics) for trial in report.sample]
     table = unfolding(count_of(len(rows), "trial"), grid(title, header, rows))
-    remark = "Attempts, who ran the last of them, and at the best epoch what the callbacks record unasked."
+    remark = "Attempts, what ran the last one, and what the default callbacks recorded at the best epoch."
     remark += sampled(report.sample, report.trials, done="listed")
     return Section("internals", title, table + note(remark))
 
