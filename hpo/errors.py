@@ -20,23 +20,23 @@ _IN_QUERY: Final = re.compile(rf"(?<=[?&])({'|'.join(sorted(PASSWORD_KEYS))})=[^
 
 
 class HpoError(Exception):
-    """Base of every error with a message meant for a person.
+    """Base class of all errors whose message is meant for users.
 
-    ``exit_code`` is what the command line ends with when the error reaches it.
+    ``exit_code`` is the exit code of a command that ends with this error.
     """
 
     exit_code = 3
 
 
 class InputError(HpoError):
-    """What a person wrote (a study file, an override, an option) can't be used.
+    """A study file, an override, an option or an argument can't be used.
 
-    Its text is ``FILE:LINE: dotted.path: what is wrong`` followed by the value and the fix, each on a line of
-    its own; the location parts are left out where there are none. No part shows a URL's password.
+    Its text is ``FILE:LINE: dotted.path: what is wrong`` followed by the value and the fix, each on its own line;
+    parts that are not known are left out. No part shows the password of a URL.
 
     Args:
         problem: What is wrong, as one short clause.
-        file: The file it stands in; for an override, the text ``command line``.
+        file: The file that contains it; for an override, the text ``command line``.
         line: Line number in that file, counted from 1.
         path: Dotted path of the offending key.
         value: The offending value as the person wrote it; left out of the text when empty.

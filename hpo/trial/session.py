@@ -42,7 +42,7 @@ class TrainingStoppedError(Exception):
 
 @dataclass(kw_only=True)
 class Session:
-    """One attempt at one trial, as the code sees it that trains.
+    """One attempt at one trial, as the training code sees it.
 
     Training code resumes, trains an epoch, reports it, and saves it::
 
@@ -52,27 +52,27 @@ class Session:
             session.report(epoch, val_loss=val_loss)
             session.save_checkpoint({**state, "epoch": epoch})
 
-    Where the trial is pruned or has diverged, `report` ends the training by an exception. Where it pauses, or its
-    run ends, `save_checkpoint` does so when the epoch is saved, or else the next report. Such a trial resumes
-    from the checkpoint of the epoch that was reported last, so code saves one after each report. The trial's
-    value is that of the best reported epoch. Code that ends by itself looks at `should_stop`, and what builds on
-    a session uses `take_report` and `write_checkpoint`, which end nothing.
+    If the trial is pruned or has diverged, `report` ends the training with an exception. If the trial pauses, or
+    its run ends, `save_checkpoint` does so once the epoch is saved, or else the next `report`. Such a trial
+    resumes from the checkpoint of the epoch that was reported last, so training code saves one after each report.
+    The trial's value is that of the best reported epoch. Code that wants to end by itself reads `should_stop`.
+    Callbacks use `take_report` and `write_checkpoint`, which leave it to the caller to end the training.
 
     Attributes:
         number: The trial.
         params: Its parameters, by dotted path.
         config: The study file's config with these parameters.
-        folder: Where this attempt may write; another attempt has another folder.
+        folder: The folder that this attempt may write to; each attempt has its own.
         device: Where to train.
         seed: Seed of everything random in the training; the same for each attempt.
-        parts: Parts to cut each batch into, after the device's memory ran out with larger ones.
+        parts: Number of parts to split each batch into, after the device ran out of memory with larger ones.
         mode: Whether the study's metric is to fall or to rise.
         inherited: Epochs that the trial's parent has trained, if it is a fork; the first checkpoint that it loads
             is the parent's.
         max_epochs: Epochs of a run to the end, for people who watch; training code may set it. 0: not known.
         reports: Stores what is reported, and asks whether to prune.
         checkpoints: The trial's checkpoint files.
-        request: What others want of this worker.
+        request: Requests to this worker, such as to stop.
         lease: This attempt, by which the worker holds the trial.
         process: Id of the process that trains; a fork of it that comes here is ended.
         pulse: Called with the session again and again, as long as training advances.

@@ -33,12 +33,13 @@ _FEW = 3
 class PredictedLossPruner(BasePruner):
     """Prunes a trial whose probability of ending among the best has fallen below ``alpha``.
 
-    The probability comes from the trial's rank, its predicted final loss and what the study's ended trials did
-    from the same epoch on; see `hpo.search.predicted_loss.promise`. It is asked at every epoch from the second on
-    at which trials differ. A trial whose value is not finite is pruned immediately. All data come from the
-    storage, so any number of workers and restarts decide alike; what is kept between calls only saves time.
+    The probability comes from the trial's rank, its predicted final loss, and how the study's ended trials
+    developed after the same epoch; see `hpo.search.predicted_loss.promise`. It is computed at every epoch from the
+    second on, unless all trials have the same value there. A trial whose value is not finite is pruned
+    immediately. All data come from the storage, so all workers decide alike, also after restarts; the caches only
+    save time.
 
-    Steps are epochs, counted from 1. Where trials report more seldom, the values between are taken to stay.
+    Steps are epochs, counted from 1. If trials do not report every epoch, a value counts until the next one.
 
     Example::
 
@@ -47,15 +48,16 @@ class PredictedLossPruner(BasePruner):
         study: {pruner: {name: predicted_loss, alpha: 0.02}}
 
     Args:
-        max_epochs: The last step of a trial that runs to its end. Left out, it is what `hpo run` has written into
-            the study, else the last step of the longest complete trial; nothing is pruned before there is one.
+        max_epochs: The last step of a trial that trains to its end. Default: the number that `hpo run` stored in
+            the study, else the last step of the longest complete trial; before there is one, nothing is pruned.
         alpha: A trial continues while its probability is at least this, until audited trials say that it should
             be more or less (see `hpo.search.predicted_loss.audit`); 0 prunes diverged trials only.
         top_k: How many trials are "the best".
-        n_startup_trials: So many complete trials come before the first decision, or running ones that are as far
-            where the last step is known beforehand; and as many of the lowest numbers are never pruned by one.
-        n_warmup_epochs: No decision up to this epoch.
-        min_epochs: Reports of a trial before its first decision; one alone is never decided on.
+        n_startup_trials: Number of complete trials before the first decision; if the last step is known
+            beforehand, running trials that have come as far count, too. This many trials with the lowest numbers
+            are never pruned by a decision.
+        n_warmup_epochs: No trial is pruned up to this epoch.
+        min_epochs: Number of reports of a trial before its first decision; at least two are always needed.
         audit_fraction: Share of the trials to be pruned that run on to their end instead, to measure how often
             pruning is wrong; it falls with audits that find no error, and rises where they find many. 0: no
             audit, and ``alpha`` stays. The first decision against a trial is stored with it as ``hpo:condemned``.
