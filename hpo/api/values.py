@@ -252,7 +252,7 @@ def _unfit(value: Any, keys: Keys) -> InputError:
     if keys[:1] == ("search_space",):
         fix = "give `hpo.Float(…)`, `hpo.Int(…)` or `hpo.Categorical(…)`"
     elif keys == ("objective",) and callable(value):
-        fix = "write a function that calls it, at the top level of its module, and give that"
+        fix = "give a function that calls it, or name it as `objective` in a study file"
     elif keys in (("study", "sampler"), ("study", "pruner")):
         example = {"sampler": '{"name": "tpe", "seed": 1}', "pruner": '{"name": "median"}'}[str(keys[1])]
         fix = f"write `{keys[1]}={example}`, with its arguments beside its name"

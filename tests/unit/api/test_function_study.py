@@ -103,6 +103,9 @@ def test_an_object_that_is_called_is_named_in_a_study_file() -> None:
     with pytest.raises(hpo.InputError, match="is an object of Identity") as refused:
         hpo.run(torch.nn.Identity(), direction="minimize", n_trials=1)
     assert refused.value.fix == "give a function that calls it, or name it as `objective` in a study file"
+    with pytest.raises(hpo.InputError, match="objective: is an object of Identity") as refused:
+        hpo.Study("called", objective=torch.nn.Identity()).yaml()
+    assert refused.value.fix == "give a function that calls it, or name it as `objective` in a study file"
 
 
 @pytest.mark.parametrize(("name", "guess"), [("worker", "workers"), ("trials", "n_trials"), ("pruner", "")])
