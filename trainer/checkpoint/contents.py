@@ -1,4 +1,4 @@
-"""What a checkpoint holds: made of a Trainer, and put back into one."""
+"""Builds the content of a checkpoint from a Trainer, and restores a Trainer from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.step.parts import bare_model, load_step, state_of_step
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_VERSION: Final = 8
-#: Formats that can be read. 6 has no shares of other ranks, since there was one process only; 7 no batch sizes.
+#: Versions that can be read. 6 has no shares of other ranks, as there was only one process; 7 has no batch sizes.
 _READABLE: Final = (6, 7, 8)
 
 
@@ -35,8 +35,8 @@ class Resumable(TrainerView, Protocol):
         built: What the optimizer was built with.
         callbacks: The callbacks of the run.
         group: The processes of the run.
-        epoch_rng: States of the random generators where a run was stopped inside an epoch; None elsewhere.
-        epoch_shares: What the other processes had there, by rank.
+        epoch_rng: The states of the random generators where the run stopped inside an epoch; None otherwise.
+        epoch_shares: The shares (`rank_share`) of the other processes at that point, by rank.
     """
 
     built: list[dict[str, Any]]
@@ -53,7 +53,7 @@ def contents(trainer: Resumable) -> dict[str, Any]:
 
 
 def contents_here(trainer: Resumable) -> dict[str, Any]:
-    """The same as this process has it, which may hold a part of each tensor of the model."""
+    """This process's part of `contents`, which may have only a shard of each tensor of the model."""
     return {
         "version": CHECKPOINT_VERSION,
         "model": bare_model(trainer.model).state_dict(),
@@ -74,7 +74,7 @@ def contents_here(trainer: Resumable) -> dict[str, Any]:
 
 
 def rank_share(trainer: Resumable) -> Callable[[], dict[str, Any]]:
-    """Makes what one process adds to the checkpoint that rank 0 writes inside an epoch: what differs by rank."""
+    """A function that makes this process's share of a checkpoint inside an epoch: what differs by rank."""
     return lambda: snapshot(
         {
             "rng": trainer.epoch_rng or rng_state(),
@@ -85,7 +85,7 @@ def rank_share(trainer: Resumable) -> Callable[[], dict[str, Any]]:
 
 
 def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> None:
-    """Put a checkpoint back, see `trainer.Trainer.load_state_dict`."""
+    """Restore a checkpoint; see `trainer.Trainer.load_state_dict`."""
     if checkpoint.get("version") not in _READABLE:
         raise ValueError(f"checkpoint version {checkpoint.get('version')!r}, expected {CHECKPOINT_VERSION}")
     if fork:
@@ -99,7 +99,7 @@ def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> No
     leave_fused(trainer.optimizer)
     load_scheduler(trainer.scheduler, checkpoint["scheduler"])
     load_step(trainer.step, checkpoint["step"])
-    # A copy: the state takes over what it is given, and it may be loaded once more.
+    # A copy: the state keeps the objects that it is given, and the checkpoint may be loaded again.
     trainer.state.load_state_dict(deepcopy(checkpoint["state"]))
     trainer.seed = checkpoint["seed"]
     if trainer.state.step:
@@ -114,7 +114,7 @@ def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> No
 
 
 def _compare_threads(checkpoint: Mapping[str, Any]) -> None:
-    """Warn where a CPU will add up in another number of threads, and so round otherwise."""
+    """Warn if the CPU will use another number of threads, which changes the rounding of sums."""
     before, now = checkpoint.get("threads"), torch.get_num_threads()
     if before not in (None, now):
         logger.warning(
@@ -127,7 +127,10 @@ def _compare_threads(checkpoint: Mapping[str, Any]) -> None:
 
 
 def _own_share(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What is this process's of what differs by rank; rank 0 takes over all sums where their number differs."""
+    """This process's share of the state that differs by rank.
+
+    If the number of processes or the strategy has changed, rank 0 takes over the sums of all.
+    """
     rank, size, others = trainer.group.rank, trainer.group.size, checkpoint.get("ranks", [])
     before, strategy = checkpoint.get("processes", 1), checkpoint.get("strategy", "ddp")
     if (before, strategy) == (size, trainer.group.strategy):
@@ -155,7 +158,7 @@ def _own_share(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, A
 
 
 def _given_up(trainer: Resumable) -> dict[str, Any]:
-    """Nothing for each callback whose state differs by rank, where it is that of parts of the model."""
+    """An empty state for each callback whose state differs by rank, as that state belongs to other shards."""
     names = list(trainer.callbacks.state_dict(by_rank=True))
     if names and not trainer.group.rank:
         logger.warning(

@@ -1,4 +1,4 @@
-"""Which checkpoints lie in a folder, by their names; imports no torch, for code that only reads a study."""
+"""Lists the checkpoints in folders by their file names; imports no torch, for code that only reads a study."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 _NAME = re.compile(r"epoch-(\d+)(?:-batch-(\d+))?\.pt")
 
 
-#: Finished epochs, and finished batches of the epoch after those: sorts as a run goes.
+#: Finished epochs, and finished batches of the next epoch; sorts in the order of a run.
 Progress = tuple[int, int]
 
 
@@ -24,7 +24,7 @@ class CheckpointFile:
 
     Attributes:
         epoch: Finished epochs.
-        batch: Finished batches of the epoch after those; 0 at an epoch's end.
+        batch: Finished batches of the next epoch; 0 at the end of an epoch.
         path: The file.
     """
 

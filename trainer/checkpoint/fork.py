@@ -1,4 +1,4 @@
-"""The checkpoint that a fork begins with: another run's, with the hyperparameters of the fork in it."""
+"""Makes the checkpoint that a forked run begins with: another run's, with the fork's hyperparameters."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 
 from trainer.lr_schedulers import GROUP_RATES, SCHEDULER_RATES
 
-#: What an optimizer was built with: of each parameter group all but its parameters and how it is computed.
+#: What an optimizer was built with: the settings of each parameter group that are not in `_NOT_BUILT`.
 Built = Sequence[Mapping[str, Any]]
 _NOT_BUILT: Final = frozenset({"params", "fused", "foreach", "capturable", "differentiable"})
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What an optimizer's groups hold now that says what is computed, not how; a copy."""
+    """A copy of the present settings of each parameter group, without its parameters and the form of its step."""
     return [
         {name: deepcopy(value) for name, value in group.items() if name not in _NOT_BUILT}
         for group in optimizer.param_groups
@@ -24,21 +24,21 @@ def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def forked(checkpoint: Mapping[str, Any], built: Built, seed: int) -> dict[str, Any]:
-    """The checkpoint of a run that begins where another run's epoch has ended, with hyperparameters of its own.
+    """The checkpoint of a run that continues from the end of another run's epoch, with its own hyperparameters.
 
-    Weights, the optimizer's state, the states of callbacks, the history and the place in schedule and data stay.
-    A hyperparameter of the optimizer that the two runs were built with alike stays as it is by now; one that
-    differs is the fork's. Learning rates keep their place in the schedule: those of each group, and those from
-    which the scheduler computes later ones, are multiplied by the ratio of the rates that the runs were built
-    with. Limits in absolute numbers (``eta_min``) and all else that a scheduler holds stay the other run's.
+    Weights, the optimizer's state, the states of callbacks, the history and the position in schedule and data are
+    kept. An optimizer hyperparameter that both runs were built with alike keeps its present value; one that
+    differs gets the fork's value. Learning rates keep their position in the schedule: the rate of each group, and
+    the rates from which the scheduler computes later ones, are multiplied by the ratio of the rates that the two
+    runs were built with. Absolute limits (``eta_min``) and all else in a scheduler stay those of the other run.
 
     Args:
-        checkpoint: The other run's, at the end of an epoch; it is left as it is.
-        built: What the fork's optimizer was built with, by `hyperparameters`.
-        seed: The fork's, from which the passes that are to come draw their order.
+        checkpoint: The other run's, at the end of an epoch; it is not changed.
+        built: What the fork's optimizer was built with, from `hyperparameters`.
+        seed: The fork's seed, which orders the data in its epochs.
 
     Raises:
-        ValueError: The checkpoint lies inside an epoch, or is of another kind of optimizer.
+        ValueError: The checkpoint was written inside an epoch, or for another kind of optimizer.
     """
     state = checkpoint["state"]
     if state["batch_index"]:
@@ -51,7 +51,7 @@ def forked(checkpoint: Mapping[str, Any], built: Built, seed: int) -> dict[str, 
         **checkpoint,
         "optimizer": _optimizer(checkpoint["optimizer"], iter(pairs)),
         "scheduler": _schedule(checkpoint["scheduler"], [(_rate(then), _rate(now)) for then, now in pairs]),
-        # A size that a callback had set is the other run's; the fork's own holds from its next pass on.
+        # A batch size that a callback set belongs to the other run; the fork's own applies from its next epoch on.
         "state": {**state, "inherited": state["epoch"], "stop_reason": None, "batch_size": None},
         "seed": seed,
         "built": built,
@@ -59,14 +59,14 @@ def forked(checkpoint: Mapping[str, Any], built: Built, seed: int) -> dict[str, 
 
 
 def _optimizer(state: Mapping[str, Any], pairs: Iterator[tuple[Any, Any]]) -> dict[str, Any]:
-    """An optimizer's state as the fork has it, or that of several; takes a pair for each parameter group."""
+    """The fork's state of an optimizer, or of several; takes one pair for each parameter group."""
     if "by_name" in state:
         return {"by_name": {name: _optimizer(each, pairs) for name, each in state["by_name"].items()}}
     return {**state, "param_groups": [_group(group, *next(pairs)) for group in state["param_groups"]]}
 
 
 def _group(group: Mapping[str, Any], then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group as the fork has it."""
+    """The fork's form of a parameter group."""
     changed = {name: value for name, value in now.items() if name not in GROUP_RATES and value != then[name]}
     rates = {name: _moved(group[name], _rate(then), _rate(now)) for name in GROUP_RATES if name in group}
     return {**group, **changed, **rates}
@@ -95,12 +95,12 @@ def _one_of(saved: Mapping[str, Any], rates: Sequence[tuple[Any, Any]]) -> dict[
 
 
 def _rate(group: Mapping[str, Any]) -> Any:
-    """The learning rate that a group's schedule begins from."""
+    """The learning rate that a group's schedule starts from."""
     return group.get("initial_lr", group.get("lr", 0.0))
 
 
 def _moved(rate: Any, then: Any, now: Any) -> Any:
-    """A learning rate of a run built with the rate ``then``, for one built with ``now``."""
+    """Convert a learning rate of a run built with the rate ``then`` for a run built with ``now``."""
     if rate == then:
         return now
     return rate / then * now if then and then != now else rate

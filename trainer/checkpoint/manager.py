@@ -1,4 +1,4 @@
-"""CheckpointManager: files that are whole or not there, verified when read, kept by rule."""
+"""Writes checkpoint files atomically, verifies them when they are read, and removes those no longer kept."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from trainer.files import aside_name
 
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
-#: Key of a checkpoint that says whether its file is to stay for ever.
+#: Key of a checkpoint; its value says whether the file is never removed.
 PERMANENT: Final = "permanent"
 
 Read = TypeVar("Read")
 
 logger = logging.getLogger(__name__)
 
-#: Files that this process has written or found whole, as they were then.
+#: Files that this process has written or verified, with their `_identity` at that time.
 _sound: dict[Path, tuple[int, int, int]] = {}
 
 
 class CheckpointWriteError(OSError):
-    """A checkpoint can't be written; says where, why, how much room there is and what is still there."""
+    """A checkpoint can't be written; the text says where, why, how much space is free and which files remain."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of a checkpoint on the CPU that further training leaves alone."""
+    """A copy of a checkpoint on the CPU, which further training does not change."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -58,13 +58,13 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
     Args:
         path: The file.
-        device: Where its tensors are to be.
+        device: The device to load the tensors to.
 
     Returns:
-        What `trainer.Trainer.state_dict` returned, which its `load_state_dict` takes.
+        The result of `trainer.Trainer.state_dict`, for its `load_state_dict`.
 
     Raises:
-        CheckpointError: The file is missing, truncated, corrupted or holds anything else.
+        CheckpointError: The file is missing, truncated or corrupted, or holds something else.
     """
     verify_checkpoint(path)
     try:
@@ -78,9 +78,9 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Check each record of a torch file against its CRC-32; no tensor is made.
+    """Check each record of a torch file against its CRC-32, without loading tensors.
 
-    A file that this process has written or checked, and that has not changed since, is not read again.
+    A file that this process has written or checked and that has not changed since is not read again.
 
     Raises:
         CheckpointError: The file is missing, truncated or corrupted.
@@ -100,13 +100,13 @@ def verify_checkpoint(path: Path) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    """What changes with a file's content: its inode, length, and time of the last change."""
+    """Inode, length and modification time of a file: they change when its content does."""
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def is_permanent(path: Path) -> bool:
-    """Whether a checkpoint is to stay for ever; its tensors are mapped, not read, and nothing is verified.
+    """Whether a checkpoint is permanent. Its tensors are mapped rather than read, and nothing is verified.
 
     Raises:
         CheckpointError: The file is no checkpoint, or too damaged to be read.
@@ -139,7 +139,7 @@ def find_checkpoint(
 ) -> tuple[CheckpointFile, dict[str, Any]] | None:
     """The readable checkpoint of the end of ``epoch``, counted from 1, from the last folder that has one.
 
-    A damaged one is passed over with a warning. Arguments and result are those of `newest_checkpoint`.
+    A damaged one is skipped with a warning. ``folders``, ``device`` and the result are as in `newest_checkpoint`.
     """
     return _latest(_of_epoch(folders, epoch), lambda path: load_checkpoint(path, device))
 
@@ -147,7 +147,7 @@ def find_checkpoint(
 def verified_checkpoint(folders: Iterable[Path], epoch: int) -> CheckpointFile | None:
     """The undamaged file of the end of ``epoch``, counted from 1, from the last folder that has one.
 
-    Nothing is loaded; a damaged file is passed over with a warning.
+    Nothing is loaded; a damaged file is skipped with a warning.
     """
     found = _latest(_of_epoch(folders, epoch), verify_checkpoint)
     return None if found is None else found[0]
@@ -160,7 +160,7 @@ def _of_epoch(folders: Iterable[Path], epoch: int) -> list[CheckpointFile]:
 def _latest(
     files: Sequence[CheckpointFile], read: Callable[[Path], Read], instead: str = ""
 ) -> tuple[CheckpointFile, Read] | None:
-    """The last file that can be read, and what was read; a warning for each that can't."""
+    """The last file that ``read`` can read, and its result; logs a warning for each one that it can't."""
     for file in reversed(files):
         try:
             return file, read(file.path)
@@ -173,35 +173,35 @@ class CheckpointManager:
     """Writes and removes the checkpoints of one folder.
 
     Args:
-        folder: Made when the first checkpoint is written.
+        folder: The folder; made when the first checkpoint is written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, epoch: int, batch: int = 0) -> Path:
-        """Where the checkpoint of that progress lies."""
+        """The file of the checkpoint with that progress."""
         return self.folder / (f"epoch-{epoch:05d}-batch-{batch:06d}.pt" if batch else f"epoch-{epoch:05d}.pt")
 
     def write(self, checkpoint: Mapping[str, Any], epoch: int, batch: int = 0) -> Path:
-        """Write atomically: aside, flushed to the disk, then renamed.
+        """Write atomically: to a temporary file beside it, flushed to the disk, then renamed.
 
         Args:
             checkpoint: Tensors and plain values by name.
-            epoch: Epochs that are over.
-            batch: Batches of the next epoch that are over; 0: it is the end of an epoch.
+            epoch: Finished epochs.
+            batch: Finished batches of the next epoch; 0 for the end of an epoch.
 
         Returns:
             The file.
 
         Raises:
-            CheckpointWriteError: The disk is full or not writable; what lay there before is untouched.
-            UnreadableError: Something in it could not be read back.
+            CheckpointWriteError: The disk is full or not writable; existing files are unchanged.
+            UnreadableError: The checkpoint holds something that could not be read back.
         """
         path = self.path(epoch, batch)
         try:
             for left in self.folder.glob(".epoch-*"):
-                left.unlink(missing_ok=True)  # by a process that was killed while it wrote
+                left.unlink(missing_ok=True)  # left by a process that was killed while it wrote
             write_whole(checkpoint, path)
             _sound[path] = _identity(path)
         except OSError as error:
@@ -209,7 +209,7 @@ class CheckpointManager:
         return path
 
     def retain(self, keep: Collection[Progress]) -> None:
-        """Remove every checkpoint of this folder but these."""
+        """Remove all checkpoints of this folder except those in ``keep``."""
         for file in list_checkpoints([self.folder]):
             if file.progress not in keep:
                 file.path.unlink(missing_ok=True)
@@ -228,11 +228,11 @@ class CheckpointManager:
 
 
 def write_whole(content: Mapping[str, Any], path: Path) -> None:
-    """Write a file of tensors and plain values atomically: aside, flushed to the disk, then renamed.
+    """Write tensors and plain values atomically: to a temporary file beside it, flushed to the disk, then renamed.
 
     Raises:
-        OSError: The disk is full or not writable; what lay there before is untouched.
-        UnreadableError: Something in it could not be read back.
+        OSError: The disk is full or not writable; an existing file is unchanged.
+        UnreadableError: ``content`` holds something that could not be read back.
     """
     content = readable(content)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,7 +257,7 @@ def _save(checkpoint: Mapping[str, Any], file: IO[bytes]) -> None:
     try:
         torch.save(checkpoint, file)
     except RuntimeError as error:
-        # torch hides a full disk behind an error of its own.
+        # torch raises an error of its own over that of a full disk.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise

@@ -1,4 +1,4 @@
-"""What a checkpoint may hold: what ``torch.load(weights_only=True)`` reads back."""
+"""Checks that ``torch.load(weights_only=True)`` can read back everything in a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _LEAVES = _PLAIN | {Tensor, nn.Parameter, nn.Buffer}
 _MAPPINGS = frozenset({dict, OrderedDict, Counter})
 _SEQUENCES = frozenset({list, tuple, set})
 
-# What is nested deeper contains itself, or pickle would not get to its end.
+# A value nested deeper than this contains itself, or is too deep for pickle.
 _DEEPEST = 100
 
 _Path = tuple[Any, ...]
 
 
 class UnreadableError(TypeError):
-    """Something in a checkpoint could be written, but not read back."""
+    """A checkpoint holds something that can be written but not read back."""
 
 
 def readable(value: Any, path: _Path = ()) -> Any:
-    """The checkpoint, or the part of one, as it can be read back: with NumPy's scalars as Python's.
+    """A checkpoint, or a part of one, in a form that can be read back: NumPy scalars become Python's.
 
-    Tensors are not looked into, and what needs no change is not copied.
+    The content of tensors is not checked, and parts that need no change are not copied.
 
     Args:
         value: Mappings, lists, tuples and sets of tensors and plain values.
-        path: Keys that lead to it.
+        path: The keys that lead to it.
 
     Raises:
-        UnreadableError: Something is of another type, or nested too deep; names the keys that lead to it.
+        UnreadableError: A value is of another type, or nested too deep; the text names the keys that lead to it.
     """
     kind = type(value)
     if kind in _LEAVES:
@@ -57,7 +57,7 @@ def readable(value: Any, path: _Path = ()) -> Any:
         return value if same else kind(items)
     if isinstance(value, np.generic) and type(plain := value.item()) in _PLAIN:
         return plain
-    # Of bytes it refuses the empty.
+    # torch.load refuses empty bytes.
     if (kind is bytes and value) or kind in torch.serialization.get_safe_globals():
         return value
     raise _refusal(f"is a {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " "), path)
@@ -87,7 +87,7 @@ def _refusal(what: str, path: _Path) -> UnreadableError:
 
 
 def _shown(path: _Path) -> str:
-    """Keys as a person writes them: ``callbacks.EarlyStopping.best[0]``."""
+    """Keys as one path: ``callbacks.EarlyStopping.best[0]``."""
     text = ""
     for key in path:
         dotted = isinstance(key, str)

@@ -1,4 +1,4 @@
-"""What `Trainer.fit` begins with: the newest checkpoint, the best epoch's, or that of a file."""
+"""Finds the checkpoint that `Trainer.fit` begins with: the newest, that of the best epoch, or one from a file."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Keeper(Protocol):
 
 
 def find_start(ckpt: str | Path, callbacks: Iterable[object], device: torch.device) -> dict[str, Any] | None:
-    """The checkpoint that a fit is to begin with.
+    """The checkpoint that a fit begins with; None if there is none yet.
 
     Args:
-        ckpt: ``"last"``: the newest readable one of the trainer's `Checkpoint`; ``"best"``: that of the epoch with
-            the best value of what the first of these monitors. Both are None as long as there is no checkpoint.
-            Else a file, or a folder whose newest one is taken.
-        callbacks: The trainer's.
-        device: Where tensors are loaded to.
+        ckpt: ``"last"``, the newest readable checkpoint of the trainer's `Checkpoint` callbacks; ``"best"``, the
+            one of the epoch with the best value of the metric that the first of these callbacks monitors; or a
+            file; or a folder, whose newest checkpoint is taken.
+        callbacks: The trainer's callbacks.
+        device: The device to load tensors to.
 
     Raises:
         ValueError: ``"last"`` or ``"best"`` without a callback that keeps checkpoints.
-        CheckpointError: A file or folder has no readable checkpoint, or there is none of the best epoch.
+        CheckpointError: A file or folder has no readable checkpoint, or the best epoch has none.
     """
     if ckpt in ("last", "best"):
         keepers = [callback for callback in callbacks if isinstance(callback, Keeper)]
@@ -62,7 +62,7 @@ def _newest(folders: Sequence[Path], device: torch.device) -> Found | None:
 
 
 def _best(keeper: Keeper, newest: Found, device: torch.device) -> Found:
-    """The best epoch's, by the history of the newest."""
+    """The checkpoint of the best epoch in the history of the newest checkpoint."""
     state = newest[1]["state"]
     epoch = best_epoch(state["history"], keeper.monitor, keeper.mode, after=state["inherited"])
     if epoch is None:

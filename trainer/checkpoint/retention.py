@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the best, the latest, and the permanent ones."""
+"""Decides which checkpoints are kept: the best, the latest, and the permanent ones."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Final, Literal, get_args
 from trainer.checkpoint.files import Progress
 from trainer.state import Mode
 
-#: What may be removed: all that the rules do not keep, of that only what lies inside epochs, or nothing.
+#: What may be removed of the checkpoints that the rules do not keep: all, only those inside epochs, or none.
 Removal = Literal["all_non_permanent", "ephemeral_only", "never"]
 REMOVALS: Final[tuple[Removal, ...]] = get_args(Removal)
 
@@ -17,7 +17,7 @@ def best_epochs(
 ) -> list[int]:
     """Numbers (from 1) of the ``count`` epochs with the best values, the best first, the earlier of equals first.
 
-    An epoch without the metric, or with one that is not finite, is never among them, and none up to ``after``.
+    Epochs up to ``after`` are left out, and so are those without a finite value of the metric.
     """
     sign = 1 if mode == "min" else -1
     values = (
@@ -35,17 +35,18 @@ def retained(
     permanent: Collection[Progress],
     remove: Removal = "all_non_permanent",
 ) -> set[Progress]:
-    """Which of a run's checkpoints stay.
+    """The checkpoints of a run that are kept.
 
     Args:
-        saved: Those that there are.
-        best: Epochs whose ends stay.
-        keep_last: Latest ends of epochs that stay, and latest checkpoints inside the epoch after those.
-        permanent: Those that stay for ever.
-        remove: Of the others, what may go.
+        saved: The run's checkpoints.
+        best: Epochs whose end-of-epoch checkpoints are kept.
+        keep_last: How many of the latest end-of-epoch checkpoints are kept, and as many of the latest ones inside
+            the epoch after them.
+        permanent: Checkpoints that are always kept.
+        remove: Which of the others may be removed.
 
     Returns:
-        Those that stay; the one with the most progress is always among them.
+        Those to keep; the one with the most progress is always among them.
     """
     ordered = sorted(saved)
     if remove == "never":

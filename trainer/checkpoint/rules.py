@@ -1,4 +1,4 @@
-"""SaveRules: when a checkpoint is due, by epochs, steps and seconds."""
+"""SaveRules: decide when a checkpoint is due, by epochs, steps and seconds."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from trainer.state import TrainState
 
 @dataclass(frozen=True)
 class SaveRules:
-    """When a checkpoint is due; described, with the errors, at `trainer.callbacks.Checkpoint`.
+    """When a checkpoint is due; `trainer.callbacks.Checkpoint` describes the rules and their errors.
 
     Attributes:
-        every_n_epochs: Epochs between checkpoints that may be removed.
-        every_n_steps: Optimizer steps between those inside epochs.
-        every_seconds: Seconds after which one is due.
-        cooldown_steps: Steps after any checkpoint in which none that may be removed is written inside an epoch.
-        keep_every_n_epochs: Epochs between permanent ones.
-        keep_every_n_steps: Optimizer steps between permanent ones.
-        at_steps: Optimizer steps of permanent ones, sorted.
+        every_n_epochs: Epochs between removable checkpoints at the ends of epochs.
+        every_n_steps: Optimizer steps between removable checkpoints inside epochs.
+        every_seconds: Seconds between removable checkpoints inside epochs.
+        cooldown_steps: Steps after any checkpoint during which no removable one is written inside an epoch.
+        keep_every_n_epochs: Epochs between permanent checkpoints.
+        keep_every_n_steps: Optimizer steps between permanent checkpoints.
+        at_steps: Optimizer steps with a permanent checkpoint, sorted.
     """
 
     every_n_epochs: int
@@ -46,11 +46,11 @@ class SaveRules:
 
     @property
     def look_inside(self) -> bool:
-        """Whether a batch inside an epoch may be due at all."""
+        """Whether any rule may ask for a checkpoint inside an epoch."""
         return bool(self.at_steps or self.every_n_steps or self.every_seconds or self.keep_every_n_steps)
 
     def permanent(self, state: TrainState, looked: int) -> bool:
-        """Whether a permanent one is due: of this epoch's end, or of a step since the last look, at ``looked``."""
+        """Whether a permanent checkpoint is due: for this epoch's end, or for a step in (looked, state.step]."""
         ends = state.batch_index == 0 and state.epoch > 0
         if self.keep_every_n_epochs is not None and ends and state.epoch % self.keep_every_n_epochs == 0:
             return True
@@ -59,24 +59,24 @@ class SaveRules:
         )
 
     def by_steps(self, state: TrainState, looked: int, saved: int) -> bool:
-        """Whether ``every_n_steps`` asks for one; ``saved`` is the step of the latest checkpoint."""
+        """Whether ``every_n_steps`` asks for a checkpoint; ``saved`` is the step of the latest one."""
         return _passed(self.every_n_steps, state.step, looked) and state.step - saved >= self.cooldown_steps
 
     def by_seconds(self, state: TrainState, waited: float, saved: int) -> bool:
-        """Whether ``every_seconds`` asks for one, ``waited`` seconds after the latest."""
+        """Whether ``every_seconds`` asks for a checkpoint, ``waited`` seconds after the latest one."""
         limit = self.every_seconds
         return limit is not None and waited >= limit and state.step - saved >= self.cooldown_steps
 
     def by_epochs(self, state: TrainState) -> bool:
-        """Whether ``every_n_epochs`` asks for the end of this epoch."""
+        """Whether ``every_n_epochs`` asks for a checkpoint at the end of this epoch."""
         return state.epoch % self.every_n_epochs == 0
 
 
 def check_choices(max_overhead: float, mode: str, remove: str, on_write_error: str) -> None:
-    """Refuse other arguments of a `trainer.callbacks.Checkpoint` that are out of range.
+    """Check the arguments of `trainer.callbacks.Checkpoint` that are not in `SaveRules`.
 
     Raises:
-        ValueError: One is; names it.
+        ValueError: An argument is out of range; the text names it.
     """
     if not 0 < max_overhead <= 1:
         raise ValueError(f"max_overhead is {max_overhead!r}: give a share above 0, at most 1")

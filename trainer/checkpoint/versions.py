@@ -1,4 +1,4 @@
-"""Versions of modules, by which one that has changed what it keeps reads what it saved before."""
+"""Keeps the module versions of a state dict, by which a module can read what an older version of it saved."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def versioned(made: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What was made of a state dict, with what that says of the versions of its modules.
+    """The mapping ``made`` from a state dict, with that state dict's module versions.
 
-    Without it a module takes what it loads for that of its first version, and changes it to suit.
+    Without them, a module takes the state for one of its first version and converts it.
     """
     if not hasattr(state, "_metadata"):
         return made
     made = OrderedDict(made)
-    made._metadata = state._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - where torch has it
+    made._metadata = state._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - where torch keeps it
     return made

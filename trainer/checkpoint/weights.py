@@ -1,4 +1,4 @@
-"""load_weights: the weights that a model begins with, all of them or those that fit."""
+"""load_weights: loads the weights in a file into a model before training, all of them or those that fit."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
 
-# Names in a message; the record has them all.
+# The most names that a message lists; `LoadedWeights` has them all.
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """What became of a file of weights.
+    """Which weights of a file were loaded into a model.
 
     Attributes:
-        loaded: Names of what the model has from the file.
-        missing: What the model has and the file lacks: it keeps its value.
-        unexpected: What the file has and the model lacks.
-        mismatched: What has another shape there, as ``name [2, 3] for [2, 4]``: it keeps its value.
+        loaded: Names of the weights that were loaded.
+        missing: Names that the model has and the file lacks; these weights keep their values.
+        unexpected: Names that the file has and the model lacks.
+        mismatched: Weights with another shape in the file, as ``name [2, 3] for [2, 4]``; they keep their values.
     """
 
     loaded: Sequence[str]
@@ -41,7 +41,7 @@ class LoadedWeights:
 
     @property
     def skipped(self) -> str:
-        """What was not taken over, for people; empty where everything was."""
+        """A text on what was not loaded; empty if everything was."""
         parts = (
             ("not in the file", self.missing),
             ("not in the model", self.unexpected),
@@ -88,14 +88,14 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
 
 
 def _tied(model: nn.Module, fits: Sequence[str]) -> set[str]:
-    """Names of the very tensors that others have, of which safetensors writes one only."""
+    """Names of tensors that are also in ``fits`` under another name: safetensors writes only one of tied names."""
     own = model.state_dict(keep_vars=True)
     filled = {id(own[name]) for name in fits}
     return {name for name, value in own.items() if isinstance(value, Tensor) and id(value) in filled}
 
 
 def _of_another_model(path: Path, outcome: LoadedWeights, own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """What does not fit, and what to do about it."""
+    """The text of the error: what does not fit, and what to do about it."""
     fits = (
         f"{len(outcome.loaded)} of its {len(found)} weights fit" if outcome.loaded else "none of its weights fits"
     )
@@ -118,7 +118,7 @@ def _fix(outcome: LoadedWeights, own: Mapping[str, Any], found: Mapping[str, Any
 
 
 def _end_of(name: str, names: Mapping[str, Any]) -> str:
-    """The longest of the names that the name ends with, at a dot; empty where there is none."""
+    """The longest of ``names`` that ``name`` ends with after a dot; empty if there is none."""
     parts = name.split(".")
     ends = (".".join(parts[start:]) for start in range(1, len(parts)))
     return next((end for end in ends if end in names), "")
@@ -147,7 +147,7 @@ def _has_weights(content: Mapping[Any, Any]) -> bool:
 
 
 def _unread(error: Exception) -> str:
-    """Why a file was not read; torch's own text advises to run what is in it."""
+    """Why a file can't be read; replaces torch's text, which advises to unpickle anything."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}"
     if found := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):

@@ -1,4 +1,4 @@
-"""CheckpointWriter: writes checkpoints one after another, in the caller or in a thread."""
+"""CheckpointWriter: writes checkpoints one after another, in the calling thread or in a background thread."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ class Save:
 
     Attributes:
         progress: Its epoch and batch.
-        checkpoint: What is written; with a thread, a copy that training leaves alone.
-        permanent: Whether its file is to stay for ever.
+        checkpoint: The content; for a background thread, a copy that training does not change.
+        permanent: Whether its file is never removed.
     """
 
     progress: Progress
@@ -28,12 +28,12 @@ class Save:
 
 @dataclass(frozen=True)
 class Written:
-    """What became of some saves.
+    """The result of some saves.
 
     Attributes:
-        saves: All of them.
-        paths: Files of those that are on disk: the first so many.
-        error: What kept the next one from it; None: all are on disk.
+        saves: All of them, in order.
+        paths: The files of those that are on disk; they are the first ones.
+        error: Why the next one could not be written; None if all are on disk.
     """
 
     saves: Sequence[Save]
@@ -42,13 +42,14 @@ class Written:
 
 
 class CheckpointWriter:
-    """Writes to one folder; never two things at the same time.
+    """Writes checkpoints to one folder, one at a time.
 
-    It belongs to the process that made it. A fork of that has no thread, and its files would be the other's.
+    Only the process that made it may use it: a forked process has no such thread, and would write to the files of
+    its parent.
 
     Args:
-        manager: Of that folder.
-        background: Whether a thread writes, so that ``start`` returns before the files are there.
+        manager: The manager of that folder.
+        background: Whether a thread writes, so that ``start`` returns before the files are written.
     """
 
     def __init__(self, manager: CheckpointManager, *, background: bool) -> None:
@@ -59,38 +60,38 @@ class CheckpointWriter:
 
     @property
     def done(self) -> bool:
-        """Whether there is a result that can be had without waiting."""
+        """Whether `result` would return a result without waiting."""
         return self._running is not None and self._running.done()
 
     def start(self, saves: Sequence[Save]) -> None:
-        """Write these, in this order, up to the first error; the result of those before must have been taken.
+        """Write these in this order, up to the first error; the caller must have taken the previous `result`.
 
         Raises:
-            RuntimeError: This is a fork of the process that writes.
-            Exception: Without a thread, what is no OSError: something in a checkpoint that can't be saved.
+            RuntimeError: This process is a fork of the one that made the writer.
+            Exception: Without a thread, any error but OSError: something in a checkpoint can't be saved.
         """
         self._refuse_forks()
         assert self._running is None
         if self._background:
             executor = ThreadPoolExecutor(1, "checkpoint")
             self._running = executor.submit(self._write, saves)
-            executor.shutdown(wait=False)  # the thread ends with its work, and the process not before it
+            executor.shutdown(wait=False)  # the thread ends after its work, and the process waits for it at exit
             return
         done: Future[Written] = Future()
         done.set_result(self._write(saves))
         self._running = done
 
     def result(self) -> Written | None:
-        """Wait for what is being written; each result can be had once, and there may be none.
+        """Wait for the running saves and return their result, once; None if nothing was started since.
 
         Raises:
-            RuntimeError: This is a fork of the process that writes.
-            Exception: From the thread, what is no OSError.
+            RuntimeError: This process is a fork of the one that made the writer.
+            Exception: Any error of the thread but OSError.
         """
         if self._running is None:
             return None
         self._refuse_forks()
-        wait([self._running])  # interrupted here, it can be waited for again
+        wait([self._running])  # if an interrupt ends this wait, the caller can wait again
         running, self._running = self._running, None
         return running.result()
 

@@ -1,4 +1,4 @@
-"""What computes a run's batches: chosen by the optimizer, the step and the options."""
+"""Chooses the `Compute` class for a run by its optimizer, step and options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trainer.step.supervised import Step
 
 
 def compute_class(device: torch.device, optimizer: Optimizer, step: Step, *, cuda_graph: bool) -> type[Compute]:
-    """What computes on a device, with this optimizer and step.
+    """The class that computes batches on ``device`` with this optimizer and step.
 
     Raises:
-        ValueError: A CUDA graph is asked for without a CUDA device, or with a step that makes its own updates,
-            or in several processes; or of several optimizers that step together one takes a closure, or two hold
-            one parameter.
+        ValueError: ``cuda_graph`` is set without a CUDA device, with several processes, or with a step that makes
+            its own updates; or one of several optimizers that step together takes a closure, or two of them share
+            a parameter.
     """
     if cuda_graph and device.type != "cuda":
         raise ValueError(f"cuda_graph needs a CUDA device, and this run is on {device}: set it to false")

@@ -1,4 +1,4 @@
-"""Optimizers whose step evaluates the loss several times: LBFGS, SAM and their like."""
+"""Trains with optimizers whose step evaluates the loss several times by a closure, such as LBFGS and SAM."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from trainer.step.compute import Compute
 
 
 def step_with_closure(trainer: TrainerView, evaluate: Callable[[], None]) -> None:
-    """Step the optimizer with a closure whose first evaluation is the one that was made before the step.
+    """Step the optimizer with a closure whose first call reuses the loss and gradients from before the step.
 
-    An optimizer that moves the weights or clears the gradients before it calls the closure has it evaluated anew:
-    it asks for the loss somewhere else. After the step the state has the loss, outputs and norms of the one before
-    it; ``state.evaluation`` counts the others.
+    If the optimizer changes weights or gradients before that first call, the closure computes them anew there too.
+    ``state.evaluation`` counts these further evaluations during the step. Afterwards the state has the loss,
+    outputs and norms from before the step.
 
     Args:
-        trainer: Whose optimizer it is.
-        evaluate: Puts the loss at the weights as they are then on the state, and its gradients in their place.
+        trainer: The trainer of the optimizer.
+        evaluate: Computes the loss and its gradients at the present weights, and puts the loss on the state.
     """
     state = trainer.state
     first = state.loss, state.outputs, state.weight, state.scalars, dict(state.norms)
@@ -33,7 +33,7 @@ def step_with_closure(trainer: TrainerView, evaluate: Callable[[], None]) -> Non
         nonlocal begun
         if begun or before.changed():
             state.evaluation += 1
-            state.norms.pop(state.optimizer_name, None)  # those of the gradients before
+            state.norms.pop(state.optimizer_name, None)  # the norms of the previous gradients
             with torch.enable_grad():
                 evaluate()
         begun = True
@@ -48,9 +48,9 @@ def step_with_closure(trainer: TrainerView, evaluate: Callable[[], None]) -> Non
 
 
 class _Marks:
-    """Whether weights and gradients of an optimizer are still those that they were when this was made.
+    """Tells whether an optimizer's weights and gradients have changed since this object was made.
 
-    Only what torch counts of in-place changes is looked at, which reads nothing from the device.
+    It compares torch's counts of in-place changes, which reads nothing from the device.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -59,7 +59,7 @@ class _Marks:
         self._versions = self._now()
 
     def changed(self) -> bool:
-        """Whether one was changed in place, or a gradient cleared or replaced."""
+        """Whether a weight or gradient was changed in place, or a gradient was cleared or replaced."""
         pairs = zip(self._weights, self._gradients, strict=True)
         return any(weight.grad is not gradient for weight, gradient in pairs) or self._now() != self._versions
 
@@ -69,7 +69,7 @@ class _Marks:
 
 
 def check_closure(trainer: TrainerView) -> None:
-    """See that a step with a closure has gradients of their true size, of its own batch.
+    """Check that a step with a closure gets unscaled gradients of one batch.
 
     Raises:
         ValueError: Batches are accumulated, or the precision is fp16.
@@ -86,10 +86,10 @@ def check_closure(trainer: TrainerView) -> None:
 
 
 class ClosureCompute(Compute):
-    """Trains with an optimizer that takes a closure; the loss of a batch is recorded as it is before the step.
+    """Trains with an optimizer that takes a closure; records the loss of a batch from before the step.
 
     Each further evaluation fires the events from ``on_before_zero_grad`` to ``on_before_optimizer_step`` again, so
-    that what hooks do to loss and gradients holds for all of them.
+    that hooks which change loss or gradients act on every evaluation.
     """
 
     def prepare(self, callbacks: Iterable[Callback]) -> None:  # noqa: ARG002

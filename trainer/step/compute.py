@@ -1,4 +1,4 @@
-"""Compute: what is done with one batch, action by action, with the events around each."""
+"""Compute: trains, evaluates or predicts one batch, with the events around each action."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Compute(OptimizerStep):
     """Forward, backward and optimizer step for a trainer.
 
     Args:
-        trainer: Whose model, optimizer, schedulers and state they are.
-        model: What is called: the trainer's model, or its compiled form.
+        trainer: The trainer, with its model, optimizer, schedulers and state.
+        model: What the step calls: the trainer's model, or its compiled form.
         step: Computes one batch.
-        precision: In which numbers.
-        scheduler_interval: When the scheduler steps, where there is only one.
+        precision: The run's precision.
+        scheduler_interval: When the scheduler steps, if there is only one.
         scheduler_monitor: The metric that a ReduceLROnPlateau follows.
     """
 
@@ -48,10 +48,10 @@ class Compute(OptimizerStep):
         )
         self._model = model
         self._step = step
-        self._recorded = False  # whether the loss of the running batch is
+        self._recorded = False  # whether the running batch counts as done
 
     def train(self, batch: Any) -> None:
-        """Train on one batch, on the device."""
+        """Train on one batch, which is on the device."""
         state, fire = self._trainer.state, self._trainer.fire
         state.batch = batch
         state.gradient_share = 1.0
@@ -65,7 +65,7 @@ class Compute(OptimizerStep):
             else:
                 self._run(state.batch)
         finally:
-            # Also where a hook failed: what is recorded is not to be recorded again.
+            # Even if a hook failed: a batch that was recorded must not be recorded again.
             state.batch_index += self._recorded
             state.data_batch += self._recorded
         state.skipped_step = not self._updated
@@ -102,7 +102,7 @@ class Compute(OptimizerStep):
         return state.outputs
 
     def _run(self, batch: Any) -> None:
-        """Everything between the batch's start and its end."""
+        """Everything between the events of the batch's start and end."""
         fire = self._trainer.fire
         self._trainer.state.batch = batch
         self._act(ZERO_GRAD, self._clear_gradients)
@@ -121,7 +121,7 @@ class Compute(OptimizerStep):
             self._trainer.state.step += self._updated
 
     def _skip_batch(self) -> None:
-        """Count a batch of which nothing is computed."""
+        """Count a batch that a hook skipped, without computing anything."""
         state = self._trainer.state
         state.outputs, state.loss, state.weight, state.scalars = None, None, 0.0, {}
         self._recorded = True
@@ -133,7 +133,7 @@ class Compute(OptimizerStep):
         return self._taken(output)
 
     def _taken(self, output: StepOutput) -> StepResult:
-        """What the step returned, put on the state; that for another process's batch counts for nothing."""
+        """Put what the step returned on the state; a batch whose samples are another process's counts nothing."""
         state = self._trainer.state
         result = split_output(output, state.batch)
         state.loss, state.outputs, state.weight, state.scalars = result[:4]
@@ -160,7 +160,7 @@ class Compute(OptimizerStep):
                 recorder.measure(prefix, *compared, self._samples())
 
     def _samples(self) -> Tensor | float:
-        """Samples of the batch, or its weight where they are not known; of another process's there are none."""
+        """The batch's number of samples, or its weight if that is unknown; 0 if they are another process's."""
         state = self._trainer.state
         if state.absent:
             return 0.0
@@ -179,7 +179,7 @@ class Compute(OptimizerStep):
 
 
 def _compared(outputs: Any, batch: Any) -> tuple[Any, Any]:
-    """What metrics compare: the outputs, and the last part of the batch."""
+    """The two arguments of metrics: the outputs, and the last part of the batch."""
     if not isinstance(batch, tuple | list):
         raise TypeError(
             f"metrics take (outputs, targets), but a batch is a {type(batch).__name__}, which does not say what "

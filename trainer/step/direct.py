@@ -1,8 +1,8 @@
-"""Backward pass and optimizer step without torch's Python wrappers, where those have nothing to do.
+"""Backward pass and optimizer step without torch's Python wrappers, if the wrappers have nothing to do.
 
-Torch checks and announces both in Python, which for a model of a few thousand parameters takes a tenth of it.
-Torch's own methods are called as soon as one was replaced, a hook of the optimizer is registered, or torch is
-watched: by a profiler, anomaly detection, a mode that sees functions or operations, a transform, debug logging.
+For a model of a few thousand parameters, these wrappers take a tenth of the time of a step. Torch's own methods
+are called if one of them was replaced, the optimizer has a hook, or something watches torch: a profiler, anomaly
+detection, a mode that sees functions or operations, a functorch transform, or debug logging.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from trainer.step.plain_adam import take_plain_step
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
 
-# Looked up once: they are asked twice in every step.
+# Looked up once, because each step calls them twice.
 _profiles: Any = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # noqa: SLF001
 _finds_anomalies: Any = torch.is_anomaly_enabled
 _sees_functions: Any = torch._C._is_torch_function_mode_enabled  # noqa: SLF001
 _sees_operations: Any = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _transforms: Any = torch._C._are_functorch_transforms_active  # noqa: SLF001
-# What torch.no_grad calls, of whose time it is a tenth.
+# What torch.no_grad calls; it takes a tenth of the time of torch.no_grad.
 _set_grad: Any = torch._C._set_grad_enabled  # noqa: SLF001
 
-# Exact classes, as for the fused forms: what a subclass puts around its step is not ours to leave out.
+# Exact classes, as for the fused forms: a subclass may add something around its step that must run.
 _KNOWN = (SGD, Adam, AdamW)
 
 
 class DirectStep:
-    """Takes an optimizer's step.
+    """Steps an optimizer.
 
-    Torch puts a profiler's mark, hooks and a compiler's graph breaks around each. They are left out for SGD, Adam
-    and AdamW unless ``step`` was replaced (by anything but torch's schedulers), a hook is registered on it or
-    torch is watched. All of that is asked at each step.
+    Torch wraps each step with a profiler mark, hooks and a compiler's graph breaks. For SGD, Adam and AdamW, this
+    class calls the step without them, unless ``step`` was replaced (by anything but torch's schedulers), has a
+    hook, or something watches torch. Each step checks that again.
 
     Args:
         optimizer: The optimizer.
@@ -81,7 +81,7 @@ class DirectStep:
 
 
 def _without_torchs_wrappers(step: Any) -> Callable[[Optimizer], Any] | None:
-    """What torch.optim put its wrappers around; None where another module put one."""
+    """The function inside torch.optim's wrappers; None if another module wrapped it too."""
     while hasattr(step, "__wrapped__"):
         if not _is_of_torch(step):
             return None
@@ -90,13 +90,13 @@ def _without_torchs_wrappers(step: Any) -> Callable[[Optimizer], Any] | None:
 
 
 def _is_of_torch(function: Any) -> bool:
-    """Whether its code is torch's; functools.wraps copies names but not globals."""
+    """Whether the function's code is torch's; by its globals, as functools.wraps copies names but not globals."""
     module: str = getattr(function, "__globals__", {}).get("__name__", "")
     return module.startswith(("torch.optim.", "torch.autograd")) or module == "torch._tensor"
 
 
 def mark_stepped(optimizer: Optimizer) -> None:
-    """What the wrapper of torch's schedulers notes at a step, and they ask for to warn about a wrong order."""
+    """Mark the optimizer as stepped, as torch's schedulers do: without the mark they warn about a wrong order."""
     for each in each_of(optimizer).values():
         each._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
 
@@ -111,26 +111,27 @@ def _has_hooks(optimizer: Optimizer) -> bool:
 
 
 def _is_watched() -> bool:
-    """Whether a profiler, a debugger of torch or a transform wants to see what runs."""
+    """Whether a profiler, anomaly detection, a torch mode or a transform watches what runs."""
     return bool(_profiles() or _finds_anomalies() or _sees_functions() or _sees_operations() or _transforms())
 
 
 def _backward_functions() -> tuple[Any, ...]:
-    """What ``loss.backward()`` calls, one through the other."""
+    """The chain of functions that ``loss.backward()`` calls."""
     return Tensor.backward, torch.autograd.backward, torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-# None where one of them was replaced before this module was imported.
+# None if one of them was replaced before this module was imported.
 _TORCHS = _backward_functions() if all(_is_of_torch(function) for function in _backward_functions()) else None
 
 
 def backward(loss: Tensor) -> None:
     """``loss.backward()``.
 
-    Torch looks for subclasses, several losses and given gradients first; for a plain scalar there are none. Where
-    a device has threads of its own it hands the compiler's settings over to them, too: that is left to torch.
+    Torch first checks for subclasses, several losses and given gradients; a plain scalar has none. For a device
+    with threads of its own, torch also passes the compiler's settings to these threads, so there its own method
+    runs.
     """
-    # Not by `vars`, which gives the tensor a dictionary of its own.
+    # Not `vars`, which would make the tensor create a `__dict__`.
     own = getattr(loss.backward, "__func__", None) is not Tensor.backward
     plain = type(loss) is Tensor and not own and not loss.dim() and loss.is_floating_point()
     logs = graph.log.isEnabledFor(logging.DEBUG)

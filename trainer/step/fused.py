@@ -1,9 +1,9 @@
-"""Torch's fused optimizers where nothing else was asked for and they compute the same.
+"""Switches optimizers to torch's fused kernels where the user chose no form and the result is the same.
 
-The kernels walk through memory: parameters, gradients and state must lie densely in the same order, else values
-that do not belong together are combined, and others are written that no parameter holds. They take no sparse
-gradients, and that of SGD with momentum no parameter whose first gradient comes after those of others. That of SGD
-on the CPU leaves most weights of 16 bits as they are (https://github.com/pytorch/pytorch/issues/191763).
+The kernels walk through memory: parameters, gradients and state must be dense and in the same order, or a kernel
+combines values that do not belong together and writes outside of the parameters. They take no sparse gradients.
+The kernel of SGD with momentum does not support a parameter whose first gradient comes later than that of others,
+and on the CPU it leaves most 16-bit weights unchanged (https://github.com/pytorch/pytorch/issues/191763).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def use_fused(optimizer: Optimizer) -> bool:
-    """Switch a fresh optimizer to its fused form, as its ``fused=True`` would have.
+    """Switch a new optimizer to its fused form, as if it was built with ``fused=True``.
 
-    Left alone are optimizers that have none or have stepped already, and groups that were given ``fused``,
-    ``foreach``, ``differentiable`` or ``capturable``, or hold a parameter that does not fit.
+    Optimizers that have no fused form or have stepped already stay as they are, and so do groups that were given
+    ``fused``, ``foreach``, ``differentiable`` or ``capturable``, or hold a parameter that does not fit.
 
     Returns:
         Whether a group was switched.
@@ -49,8 +49,8 @@ def use_fused(optimizer: Optimizer) -> bool:
 def leave_fused(optimizer: Optimizer) -> None:
     """Switch off the fused form of groups whose parameters or state do not fit.
 
-    To be called when either may have been replaced: a loaded state brings the ``fused`` of another run with it,
-    and tensors in the order in which they lay there.
+    To be called when either may have been replaced: a loaded state has the ``fused`` setting and the memory layout
+    of the run that saved it.
     """
     kept = optimizer.state
     for group in optimizer.param_groups:
@@ -67,7 +67,7 @@ def leave_fused(optimizer: Optimizer) -> None:
 
 
 def check_gradients(optimizer: Optimizer) -> None:
-    """Switch off the fused form of groups that can't take this step with the gradients there are."""
+    """Switch off the fused form of groups whose present gradients the kernel can't take."""
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
@@ -86,7 +86,7 @@ def _has_a_form(group: Mapping[str, Any]) -> bool:
 
 
 def _switch_off(optimizer: Optimizer, group: dict[str, Any], reason: str) -> None:
-    """Leave the fused form, whose counts of steps are on the device, where any other step would wait for them."""
+    """Leave the fused form, and move its step counts from the device to the CPU so that no step waits for them."""
     logger.info("the optimizer's step is not fused for %d parameters: %s", len(group["params"]), reason)
     group["fused"] = None
     if not group.get("capturable"):
@@ -98,7 +98,7 @@ def _fits(parameter: Tensor, group: Mapping[str, Any]) -> bool:
     known = parameter.dtype in _TYPES and parameter.device.type in _DEVICES
     if parameter.device.type == "cpu" and parameter.itemsize < 4 and _is_sgd(group):
         return False
-    return known and (is_lazy(parameter) or _is_dense(parameter))  # a lazy one gets this layout
+    return known and (is_lazy(parameter) or _is_dense(parameter))  # a lazy one will be dense
 
 
 def _is_sgd(group: Mapping[str, Any]) -> bool:
@@ -110,12 +110,12 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether a value of a parameter's state is no tensor of many, or one that lies as the parameter does."""
+    """Whether a value of a parameter's state is dense, or no tensor."""
     return not isinstance(value, Tensor) or _is_dense(value)
 
 
 def _begun(optimizer: Optimizer, group: Mapping[str, Any]) -> set[bool]:
-    """Whether the parameters with a gradient have momentum from a step before."""
+    """For the parameters with a gradient, whether they have momentum from an earlier step: both if some do."""
     state = optimizer.state
     return {
         state.get(parameter, {}).get("momentum_buffer") is not None

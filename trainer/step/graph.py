@@ -1,4 +1,4 @@
-"""GraphedCompute: forward, backward and optimizer step of a batch as one CUDA graph."""
+"""GraphedCompute: runs forward, backward and optimizer step of a batch as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainer.runner import hook_of
 from trainer.step.compute import Compute
 from trainer.step.supervised import StepResult
 
-#: What the graph does in one go, in the order of its events.
+#: The events of the actions inside the graph, in order.
 _INSIDE: Final = tuple(
     f"on_{moment}_{action}"
     for action in ("zero_grad", "forward", "backward", "optimizer_step")
     for moment in ("before", "after")
 )
-# Batches that run as they are before the capture: libraries set themselves up, the optimizer makes its state.
+# Batches that run as usual before the capture, in which libraries initialise and the optimizer makes its state.
 _WARM_UP: Final = 3
-# Batches in a row, each with other settings of the optimizer, after which it is said what that costs.
+# Batches in a row with changed optimizer settings after which a warning says that the graph has no effect.
 _MANY_CHANGES: Final = 10
 
 logger = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ def _numbers(shapes: _Shapes) -> int:
 
 
 def cuda_capture(work: Callable[[], None]) -> Callable[[], None]:
-    """Record what ``work`` launches; the result launches it again."""
+    """Record the kernels that ``work`` launches; the returned function launches them again."""
     graph = torch.cuda.CUDAGraph()
     first: Exception | None = None
     try:
-        # A stream of the current device; torch's own is that of the first recording.
+        # A stream of the current device; torch's default is that of the process's first recording.
         with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             try:
                 work()
@@ -50,26 +50,27 @@ def cuda_capture(work: Callable[[], None]) -> Callable[[], None]:
                 first = error
                 raise
     except Exception:
-        # The recording, which then can't be ended, raises an error of its own over that of the work.
+        # If ``work`` fails, the recording can't be ended, and raises an error that hides the one of ``work``.
         if first is None:
             raise
         raise first from None
     finally:
-        first = None  # which holds what the work holds
+        first = None  # the error's traceback keeps the objects of ``work`` alive
     return graph.replay
 
 
 class GraphedCompute(Compute):
-    """Replays one recorded step for each batch, which spares a small model the launching of its kernels.
+    """Replays one recorded step for each batch, which saves a small model the time to launch each kernel.
 
-    The first batches run as usual, then one of their shape is recorded; a batch of another shape, or one of which
-    a hook wants to skip something, runs as usual too. Hooks inside the step are called after it, and so may only
-    look: those of callbacks that are not ``graph_safe`` are refused. The learning rate becomes a float32 tensor,
-    which a recorded step reads anew each time. The optimizer's other settings are recorded as they are: where one
-    changes, as a scheduler's momentum does, batches run as usual until it stays, and the step is recorded anew.
+    The first batches run as usual, then a batch of their largest shape is recorded. A batch of another shape, or
+    one of which a hook skips an action, runs as usual. Hooks inside the step are called after it and so may only
+    look: callbacks with such hooks that are not ``graph_safe`` are refused. The learning rate becomes a float32
+    tensor that each replay reads anew. The other settings of the optimizer are fixed in the recording: if one
+    changes, such as the momentum by a scheduler, batches run as usual until it stops changing; then the step is
+    recorded anew.
 
     Args:
-        capture: Records work and returns what replays it.
+        capture: Records a function's work and returns a function that replays it.
     """
 
     capture: Capture = staticmethod(cuda_capture)
@@ -78,7 +79,7 @@ class GraphedCompute(Compute):
         """Bring the optimizer into a form that can be recorded.
 
         Raises:
-            ValueError: A callback wants to act inside the step, or optimizer or precision can't be recorded.
+            ValueError: A callback acts inside the step, or the optimizer or the precision can't be recorded.
         """
         _check(callbacks, self._trainer.optimizer)
         if self._precision.kind == "fp16":
@@ -87,11 +88,11 @@ class GraphedCompute(Compute):
         self._rates = _rates(self._trainer.optimizer)
         self._settings: list[dict[str, Any]] = []
         self._warm = self._changes = 0
-        self._seen: list[_Shapes] = []  # of the latest batches that ran as usual
+        self._seen: list[_Shapes] = []  # shapes of the latest batches that ran as usual
         self._drop_recording()
 
     def _drop_recording(self) -> None:
-        """Give its memory back, too."""
+        """Forget the recording and free its memory."""
         self._replay: Callable[[], None] | None = None
         self._shapes: _Shapes = []
         self._batch: Any = None
@@ -101,7 +102,7 @@ class GraphedCompute(Compute):
     def _run(self, batch: Any) -> None:
         shapes = [(tensor.shape, tensor.dtype) for tensor in tensors_in(batch)]
         changed = self._have_settings_changed()
-        # Of the latest batches the largest is recorded: the last one of a pass may be smaller than all others.
+        # Record the largest shape of the latest batches: the last batch of a pass may be smaller than the others.
         fits = shapes == (max(self._seen, key=_numbers, default=[]) if self._replay is None else self._shapes)
         if self._trainer.state.skips or self._warm < _WARM_UP or changed or not fits:
             self._warm += 1
@@ -113,7 +114,7 @@ class GraphedCompute(Compute):
         self._replay_graph(batch)
 
     def _have_settings_changed(self) -> bool:
-        """Whether the optimizer's settings are others than a batch ago; a recording with those is dropped."""
+        """Whether the optimizer's settings changed since the previous batch; if so, the recording is dropped."""
         optimizer = self._trainer.optimizer
         self._keep_rates()
         changed = _changed(self._settings, optimizer)
@@ -121,7 +122,7 @@ class GraphedCompute(Compute):
             self._changes = 0
             return False
         self._drop_recording()
-        make_capturable(optimizer, self._trainer.device)  # what is new in it
+        make_capturable(optimizer, self._trainer.device)  # for new groups and state
         self._rates, self._settings = _rates(optimizer), _settings_of(optimizer)
         self._changes += 1
         if self._changes == _MANY_CHANGES:
@@ -133,7 +134,7 @@ class GraphedCompute(Compute):
         return True
 
     def _keep_rates(self) -> None:
-        """Have learning rates that were replaced where a recorded step reads them."""
+        """Copy learning rates that were replaced into the tensors that the recorded step reads."""
         for group, rate in zip(self._trainer.optimizer.param_groups, self._rates, strict=False):
             if group["lr"] is not rate:
                 rate.fill_(group["lr"])
@@ -149,7 +150,7 @@ class GraphedCompute(Compute):
         return result
 
     def _run_plainly(self, batch: Any) -> None:
-        """As without a graph, but on a stream of its own, so that the capture finds everything set up."""
+        """Run as without a graph, but on a side stream, as torch requires before a capture."""
         device = self._trainer.device
         if device.type != "cuda":
             super()._run(batch)
@@ -190,7 +191,7 @@ class GraphedCompute(Compute):
         assert result is not None
         self._replay()
         self._updated = self._recorded = True
-        # The graph writes to the same places each time; what is kept is a copy.
+        # Each replay overwrites the same tensors, so the state gets copies.
         state.loss, state.outputs, state.batch = result.loss.clone(), result.outputs, batch
         if self._trainer.recorder.objects:
             state.outputs = map_tensors(torch.clone, result.outputs)
@@ -231,7 +232,7 @@ def _rates(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What a recorded step has as it is: each group, and the state of its first parameter."""
+    """The settings that a recording fixes: each group, then the state of its first parameter."""
     return [dict(each) for group in optimizer.param_groups for each in (group, _first_state(optimizer, group))]
 
 
@@ -240,7 +241,7 @@ def _first_state(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changed(before: list[dict[str, Any]], optimizer: Optimizer) -> set[str]:
-    """Names of the settings that are others than before; asked with each batch, so nothing is copied."""
+    """Names of the settings that differ from before; copies nothing, as each batch asks it."""
     groups = optimizer.param_groups
     if len(before) != 2 * len(groups):
         return {"the groups"}
@@ -254,7 +255,7 @@ def _changed(before: list[dict[str, Any]], optimizer: Optimizer) -> set[str]:
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Of two that are not one object; the list is that of the parameters."""
+    """Whether two distinct objects are equal settings; tensors and the list of parameters never are."""
     places = (Tensor, list)
     return not isinstance(old, places) and not isinstance(new, places) and bool(old == new)
 

@@ -1,4 +1,4 @@
-"""Parameters by the patterns of their names: who they are, and an optimizer's groups of them."""
+"""Selects parameters by patterns of their names, and builds an optimizer's parameter groups from such patterns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARAMETERS: Final = "parameters"
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a parameter or module is meant by a pattern: by its name, or by that of a module around it."""
+    """Whether a pattern matches the name of a parameter or module, or of a module that contains it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
@@ -76,7 +76,7 @@ def parameter_groups(model: nn.Module, groups: Mapping[str, Mapping[str, Any]]) 
 
 
 def _nearest(pattern: str, names: Iterable[str]) -> str:
-    """The end of a sentence that refuses a pattern: the nearest name of a parameter or of a module around one."""
+    """The end of an error text: the parameter or module with the nearest name, or else the top-level names."""
     known = [name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)]
     close = difflib.get_close_matches(pattern.removesuffix(".*"), dict.fromkeys(known), n=1)
     top = dict.fromkeys(name.partition(".")[0] for name in known)

@@ -1,4 +1,4 @@
-"""Steps that make their own updates: GANs, actor and critic, several losses or optimizers a batch."""
+"""Trains with steps that make their own updates: GANs, actor and critic, several losses or optimizers a batch."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ class Update:
 
 
 def makes_updates(step: Any) -> bool:
-    """Whether a step takes the trainer's ``update``, to make its own."""
+    """Whether a step takes the argument ``update``, and so makes its own updates."""
     try:
         return "update" in signature(step).parameters
-    except ValueError:  # a function of C that says nothing about its arguments
+    except ValueError:  # a C function without a signature
         return False
 
 
 def as_evaluated(step: Callable[..., Any], state: TrainState | None = None) -> Callable[[Any, Any], Any]:
-    """A step as validation calls it, ``step(model, batch)``: its own ``evaluate``, or without updates.
+    """The function ``(model, batch)`` that validation calls: the step's ``evaluate``, or the step without updates.
 
     Args:
-        step: Of either kind.
-        state: The trainer's; None where there is none.
+        step: A step of either kind.
+        state: The trainer's state; None without a trainer.
     """
     if not makes_updates(step):
         return step
@@ -81,7 +81,7 @@ def as_evaluated(step: Callable[..., Any], state: TrainState | None = None) -> C
 
 
 class _NamedStep(OptimizerStep):
-    """One of the optimizers, or all together, at work on a loss."""
+    """Steps one of the optimizers, or all together, on a loss."""
 
     def __init__(self, trainer: TrainerView, precision: Precision, **options: Any) -> None:
         super().__init__(trainer, precision, **options)
@@ -169,10 +169,10 @@ class ManualCompute(Compute):
         self._steps = {name: self._step_of(name, options) for name in everything}
 
     def prepare(self, callbacks: Iterable[Callback]) -> None:  # noqa: ARG002
-        """See that the updates are the step's own affair.
+        """Check that nothing conflicts with the step's own updates.
 
         Raises:
-            ValueError: Batches are accumulated, or fp16 meets an optimizer with a closure.
+            ValueError: Batches are accumulated, or an optimizer takes a closure and the precision is fp16.
         """
         if self._trainer.state.batches_per_step != 1:
             raise ValueError(
@@ -193,7 +193,7 @@ class ManualCompute(Compute):
         try:
             result = self._forward()
         finally:
-            # A batch that has changed weights is not trained again, also where its step failed then.
+            # A batch that has changed weights is not trained again, even if its step failed afterwards.
             state.step += self._updated
             self._recorded = self._updated
         fire("on_after_forward")
@@ -230,7 +230,7 @@ class ManualCompute(Compute):
 
     @contextmanager
     def _at_work(self, name: str) -> Iterator[None]:
-        """One optimizer in the place of all, for what hooks and the step itself see."""
+        """Inside the block, the trainer's optimizer is the named one, for hooks and for the step itself."""
         trainer = self._trainer
         whole, trainer.optimizer, trainer.state.optimizer_name = trainer.optimizer, self._optimizers[name], name
         try:

@@ -1,7 +1,7 @@
-"""Train and eval mode of a model's modules: which train, and what is put back after an evaluation and a run.
+"""Sets the modules of a model to train or eval mode, and restores their modes after an evaluation or a run.
 
-A module that is in eval mode when training begins, inside a model that is in train mode, was frozen by its owner
-and stays in eval mode. A model that is in eval mode as a whole, as many libraries hand theirs over, trains.
+If the model is in train mode when training begins, a module in it that is in eval mode counts as frozen by the
+user and stays in eval mode. If the model itself is in eval mode, as many libraries return it, all of it trains.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Modes = list[tuple[nn.Module, bool]]
 
 
 def enter_training(model: nn.Module) -> list[nn.Module]:
-    """Bring a model into train mode, without the modules that were frozen in eval mode; returns those."""
+    """Put a model into train mode, except modules that were frozen in eval mode; returns those."""
     before = modes_of(model) if bare_model(model).training else []
     model.train()
-    # What its own `train` leaves in eval mode stays so too.
+    # A module that the model's own `train` leaves in eval mode stays there too.
     apply_modes([(module, training and module.training) for module, training in before])
     return [module for module, training in before if not training]
 
 
 def begin_training(model: nn.Module) -> None:
-    """Bring a model into train mode as `enter_training` does; frozen modules that are trained are a warning."""
+    """Put a model into train mode as `enter_training` does; warn about frozen modules with trained parameters."""
     frozen = enter_training(model)
     trained = [module for module in frozen if any(item.requires_grad for item in module.parameters(recurse=False))]
     if trained:
@@ -43,23 +43,23 @@ def begin_training(model: nn.Module) -> None:
 
 @contextmanager
 def kept_modes(model: nn.Module) -> Iterator[None]:
-    """Put every module back, at the end, into the mode that it is in now."""
+    """Restore each module's present mode at the end of the block."""
     before = modes_of(model)
     try:
         yield
     finally:
-        # By way of `train`, which some models have of their own, to fold weights and unfold them.
+        # Through `train`, which some models override, for example to fold weights into each other.
         model.train(before[0][1])
         apply_modes(before)
 
 
 def modes_of(model: nn.Module) -> Modes:
-    """The mode of a module and of each inside it."""
+    """The modes of a module and of each module in it."""
     return [(module, module.training) for module in model.modules()]
 
 
 def apply_modes(modes: Modes) -> None:
     """Put modules back into these modes."""
-    for module, training in modes:  # a module comes before those inside it
+    for module, training in modes:  # each module comes before the modules in it
         if module.training != training:
             module.train(training)

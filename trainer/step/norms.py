@@ -1,4 +1,4 @@
-"""The norms of a step's gradients, without waiting for the device."""
+"""Computes the norms of a step's gradients without waiting for the device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 
 def norms_of(optimizer: Optimizer) -> tuple[Tensor, ...]:
-    """The L2 norm of each gradient that an optimizer has; empty where there is none.
+    """The L2 norm of each gradient of an optimizer's parameters; empty if there are none.
 
-    Those of a model that is split over processes are not to be had here: `ShardGradients` measures each step's.
+    Not for a model that is split over processes: there `ShardGradients` measures the norms in each step.
     """
     gradients = [
         gradient.coalesce().values() if gradient.is_sparse else gradient

@@ -1,4 +1,4 @@
-"""OptimizerStep: what an optimizer does with a loss, action by action, with the events around each."""
+"""OptimizerStep: backward pass, optimizer step and scheduler steps for a loss, with the events around each."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ AROUND = {
     action: (f"on_before_{action}", f"on_after_{action}")
     for action in (ZERO_GRAD, BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP)
 }
-# The loss scale has then fallen by a factor of 10**15, far below what any gradient needs that is a number.
+# By then the loss scale has fallen by a factor of 10**15, far below what any finite gradient needs.
 _MOST_OVERFLOWS = 50
 
 
 class OptimizerStep:
-    """Clears gradients, computes them and steps ``trainer.optimizer``, and the schedulers that go with it.
+    """Clears gradients, computes them, and steps ``trainer.optimizer`` and its schedulers.
 
     Args:
-        trainer: Whose optimizer, schedulers and state they are.
-        precision: In which numbers.
-        scheduler_interval: When the scheduler steps, where there is only one.
+        trainer: The trainer, with its optimizer, schedulers and state.
+        precision: The run's precision.
+        scheduler_interval: When the scheduler steps, if there is only one.
         scheduler_monitor: The metric that a ReduceLROnPlateau follows.
-        is_compiled: Whether torch.compile made the model or a part of it.
+        is_compiled: Whether the model or a part of it is compiled.
     """
 
     def __init__(
@@ -56,35 +56,35 @@ class OptimizerStep:
         self._scheduler_monitor = scheduler_monitor
         self._compiled = is_compiled
         self._updated = False  # whether the running step has changed the weights
-        self._scheduled = False  # whether the schedulers went with it
+        self._scheduled = False  # whether the schedulers have stepped with it
         self._direct_step = direct.DirectStep(trainer.optimizer)
 
     def step_optimizer(self) -> None:
-        """Take the optimizer's step unless a hook skips it, and the schedulers' that go with it."""
+        """Step the optimizer, unless a hook skips that, and the schedulers that follow its steps."""
         state, optimizer = self._trainer.state, self._trainer.optimizer
         if OPTIMIZER_STEP in state.skips:
             return
-        if state.norms:  # of a step before
+        if state.norms:  # those of an earlier step
             state.norms.pop(state.optimizer_name, None)
         self._precision.unscale(optimizer)
         self._count_step(lambda: self._act(OPTIMIZER_STEP, self._update))
         self._precision.skip_step()
 
     def step_schedulers(self, moment: Interval) -> None:
-        """Step the schedulers that are due at an epoch's end or at the optimizer's step."""
+        """Step the schedulers that are due at the end of an epoch or after an optimizer step."""
         if schedulers := self._due(moment):
-            if moment == "epoch":  # which counts, with its schedule, also where it made no step
+            if moment == "epoch":  # an epoch without any optimizer step counts too, and must not make torch warn
                 direct.mark_stepped(self._trainer.optimizer)
             self._scheduled = False
             try:
                 self._act(SCHEDULER_STEP, lambda: self._advance(schedulers))
-            except BaseException:  # of a hook: the step or the epoch counts all the same
+            except BaseException:  # a hook failed, but the step or epoch counts
                 if not self._scheduled and SCHEDULER_STEP not in self._trainer.state.skips:
                     self._advance(schedulers)
                 raise
 
     def _count_step(self, take: Callable[[], None]) -> None:
-        """Let ``take`` update the weights, and take that into the schedules, also where a hook then failed."""
+        """Call ``take``; if it updated the weights, step the schedulers too, even if a hook failed after that."""
         self._updated = self._scheduled = False
         try:
             take()
@@ -96,7 +96,10 @@ class OptimizerStep:
             raise
 
     def _act(self, action: str, work: Callable[[], bool | None]) -> None:
-        """One action with its two events, unless a hook asked to leave it out; False from ``work``: not done."""
+        """Do ``work`` between the action's two events, unless a hook skips it.
+
+        If ``work`` returns False, it did nothing, and the second event is not fired.
+        """
         state = self._trainer.state
         if action in state.skips:
             return
@@ -107,7 +110,7 @@ class OptimizerStep:
         self._trainer.fire(after)
 
     def _clear_gradients(self) -> None:
-        """``optimizer.zero_grad()`` without its profiler's mark, which costs a small model a tenth of its step."""
+        """``optimizer.zero_grad()`` without torch's profiler mark, a tenth of the time of a small model's step."""
         optimizer = self._trainer.optimizer
         if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
             optimizer.zero_grad(set_to_none=True)
@@ -124,7 +127,7 @@ class OptimizerStep:
             direct.backward(loss)
 
     def _scaled_loss(self) -> Tensor:
-        """The loss that the gradients are taken of."""
+        """The loss to differentiate: scaled for the precision and by the batch's share of the step."""
         loss = self._trainer.state.loss
         assert loss is not None
         loss = self._precision.scale(loss)
@@ -160,13 +163,13 @@ class OptimizerStep:
                 scheduler.step()
                 continue
             value, warms = self._monitored(), isinstance(scheduler, Warmup) and scheduler.is_warming
-            if value is not None or warms:  # an epoch whose validation was skipped says nothing
+            if value is not None or warms:  # an epoch that skipped validation has no value to follow
                 scheduler.step(value)  # type: ignore[arg-type]
 
     def _monitored(self) -> float | None:
-        """What a ReduceLROnPlateau follows."""
+        """The value that a ReduceLROnPlateau follows; None if this epoch skipped validation."""
         state, name = self._trainer.state, self._scheduler_monitor
-        if name not in state.metrics and not state.validation_skipped:  # what callbacks record comes too late
+        if name not in state.metrics and not state.validation_skipped:  # callbacks record theirs too late for this
             raise ValueError(
                 f"scheduler_monitor is {name!r}, which no epoch records before the scheduler steps: "
                 f"{recorded_instead(name, state.metrics)}"

@@ -1,4 +1,4 @@
-"""Several optimizers of one model by name, and several schedulers, each seen as one."""
+"""Optimizers and Schedulers: several of them by name, that the rest of the Trainer handles like one."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class Optimizers(Optimizer):
         self.defaults = {}
 
     def __getitem__(self, name: str) -> Optimizer:
-        """One of them."""
+        """The optimizer with this name."""
         return self.by_name[name]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The parameter groups of all; the very mappings that the optimizers hold."""
+        """The parameter groups of all optimizers; their own mappings, not copies."""
         return [group for optimizer in self.by_name.values() for group in optimizer.param_groups]
 
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        """What they keep of each parameter; of one that two of them train, what the later keeps."""
+        """The state of each parameter; if two optimizers train a parameter, that of the later one."""
         return {key: value for optimizer in self.by_name.values() for key, value in optimizer.state.items()}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -65,10 +65,10 @@ class Optimizers(Optimizer):
             optimizer.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take a step of each, with the gradients there are.
+        """Step each optimizer with the present gradients.
 
         Raises:
-            ValueError: A closure is given, which would be evaluated between their steps.
+            ValueError: A closure is given; it would be evaluated between their steps.
         """
         if closure is not None:
             raise ValueError("several optimizers take no closure together: step each by itself")
@@ -91,7 +91,7 @@ class Optimizers(Optimizer):
 
 
 def _same_names(kind: str, state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What was saved of several by name, which are to be those that this run has."""
+    """The saved states by name; ValueError if their names differ from those of this run."""
     saved: Mapping[str, Any] = state.get("by_name", {})
     if saved.keys() != own.keys():
         raise ValueError(
@@ -102,20 +102,20 @@ def _same_names(kind: str, state: Mapping[str, Any], own: Mapping[str, Any]) -> 
 
 
 def as_optimizer(optimizer: Optimizer | Mapping[str, Optimizer]) -> Optimizer:
-    """The optimizer, or several as one."""
+    """The optimizer itself, or several given by name as one `Optimizers`."""
     return Optimizers(optimizer) if isinstance(optimizer, Mapping) else optimizer
 
 
 def each_of(optimizer: Optimizer) -> Mapping[str, Optimizer]:
-    """The optimizers by name; one that stands alone has the name ``""``."""
+    """The optimizers by name; a single one has the name ``""``."""
     return optimizer.by_name if isinstance(optimizer, Optimizers) else {"": optimizer}
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the state of an optimizer, or of several, of which a copy is taken.
+    """Load a copy of the state into an optimizer, or into several.
 
-    The counts of steps of torch's own come to the CPU first. A fused or capturable optimizer takes them to its
-    device; any other leaves them where they were read to, and on a GPU would wait for each of them in every step.
+    The step counts of torch's optimizers are moved to the CPU first. A fused or capturable optimizer moves them to
+    its device; any other leaves them where they are, and on a GPU would wait for each of them in every step.
     """
     own = deepcopy(dict(state))
     states = own.get("by_name", {"": own})
@@ -127,15 +127,15 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def count_on_cpu(kept: Any) -> None:
-    """Bring the count of steps to the CPU in what an optimizer keeps of one parameter, if it has one."""
+    """Move the step count in an optimizer's state of one parameter to the CPU, if there is one."""
     if isinstance(kept, dict) and isinstance(count := kept.get("step"), Tensor):
         kept["step"] = count.cpu()
 
 
 def shared_parameters(optimizer: Optimizer) -> str:
-    """What keeps several optimizers from stepping together: who shares how many parameters; empty: nothing.
+    """A text on which optimizers share how many parameters, and so can't step together; empty if none do.
 
-    What goes over the gradients of all, to scale or clip them, would take that of such a parameter several times.
+    Code that scales or clips all gradients would process the gradient of a shared parameter several times.
     """
     holders: dict[int, set[str]] = {}
     for name, each in each_of(optimizer).items():
@@ -150,7 +150,7 @@ def shared_parameters(optimizer: Optimizer) -> str:
 
 
 def first_rate(optimizer: Optimizer) -> float | Tensor | None:
-    """The first parameter group's learning rate; None where it has none, as of an optimizer that finds its own."""
+    """The first parameter group's learning rate; None if it has none, as an optimizer that finds its own."""
     rate = optimizer.param_groups[0].get("lr")
     return rate if isinstance(rate, Real | Tensor) else None  # type: ignore[return-value]
 
@@ -164,7 +164,7 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether its ``step`` can't do without a closure: LBFGS, and classes that say ``needs_closure = True``."""
+    """Whether the optimizer's ``step`` needs a closure: LBFGS, and classes with ``needs_closure = True``."""
     declared = getattr(optimizer, "needs_closure", None)
     if isinstance(declared, bool):
         return declared
@@ -177,8 +177,8 @@ class Schedulers:
 
     Args:
         schedulers: The schedulers by name; two may be over one optimizer and step in this order.
-        intervals: When each steps: by name, or one for all.
-        optimizer: What they are over.
+        intervals: When each steps: by name, or one interval for all.
+        optimizer: The trainer's optimizer, or several as one.
 
     Raises:
         ValueError: A name of ``intervals`` is no scheduler's, or a scheduler is over another optimizer.
@@ -203,11 +203,11 @@ class Schedulers:
 
     @property
     def _schedulers(self) -> list[LRScheduler]:
-        """As torch's ChainedScheduler has those that it is made of."""
+        """The schedulers, under the name that torch's ChainedScheduler has for its own."""
         return list(self.by_name.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each by its name, with the places of its parameter groups among those of all optimizers."""
+        """The state of each by name, with the range of its parameter groups among those of all optimizers."""
         return {
             "by_name": {
                 name: {"groups": list(self._groups[name]), "state": each.state_dict()}
@@ -230,10 +230,12 @@ Scheduler = LRScheduler | Schedulers
 
 
 def load_scheduler(scheduler: Scheduler | None, state: Mapping[str, Any] | None) -> None:
-    """Load the state of a scheduler, or of several, of which a copy is taken; a warning where only one has one.
+    """Load a copy of the state into a scheduler, or into several.
+
+    If only the checkpoint or only this run has a scheduler, a warning says so and nothing is loaded.
 
     Raises:
-        ValueError: The state is that of others.
+        ValueError: The state is that of other schedulers.
     """
     if scheduler is None or state is None:
         if scheduler is not None:
@@ -253,10 +255,10 @@ def as_scheduler(
     interval: Interval | Mapping[str, Interval],
     optimizer: Optimizer,
 ) -> Scheduler | None:
-    """The scheduler, or several as one.
+    """The scheduler itself, or several given by name as one `Schedulers`.
 
     Raises:
-        ValueError: Intervals by name are given for one scheduler, or see `Schedulers`.
+        ValueError: Intervals by name are given for one scheduler, or `Schedulers` refuses the arguments.
     """
     if isinstance(scheduler, Mapping):
         return Schedulers(scheduler, interval, optimizer) if scheduler else None
@@ -269,7 +271,7 @@ def check_intervals(scheduler: Scheduler | None, interval: Any) -> None:
     """Refuse an interval at which a scheduler can't step; see `trainer.lr_schedulers.check_interval`.
 
     Raises:
-        ValueError: There is one.
+        ValueError: A scheduler can't step at its interval.
     """
     if isinstance(scheduler, Schedulers):
         for name, each in scheduler.by_name.items():
@@ -279,13 +281,13 @@ def check_intervals(scheduler: Scheduler | None, interval: Any) -> None:
 
 
 def due(scheduler: Scheduler | None, interval: Any, moment: Interval, optimizer: Optimizer) -> list[LRScheduler]:
-    """The schedulers that step at a moment: of a step those over the optimizer that took it.
+    """The schedulers that step at a moment; after an optimizer step, only those over that optimizer.
 
     Args:
-        scheduler: What the trainer has.
-        interval: When it steps, where there is only one.
-        moment: An epoch's end, or an optimizer's step.
-        optimizer: Which has taken the step; several as one, where all have.
+        scheduler: The trainer's scheduler or schedulers.
+        interval: When it steps, if there is only one.
+        moment: The end of an epoch, or an optimizer step.
+        optimizer: The optimizer that has stepped; several as one if all have.
     """
     if not isinstance(scheduler, Schedulers):
         return [] if scheduler is None or interval != moment else [scheduler]
@@ -298,7 +300,7 @@ def due(scheduler: Scheduler | None, interval: Any, moment: Interval, optimizer:
 
 
 def _groups_of(name: str, scheduler: LRScheduler, optimizer: Optimizer) -> tuple[int, int]:
-    """Where, among the parameter groups of all optimizers, those of a scheduler begin and end."""
+    """Begin and end of a scheduler's parameter groups among those of all optimizers."""
     begin = 0
     for each in each_of(optimizer).values():
         end = begin + len(each.param_groups)

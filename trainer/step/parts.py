@@ -1,4 +1,4 @@
-"""The parts that a Trainer is given, checked and completed."""
+"""Checks and prepares what a Trainer is given: model, loss or step, optimizer and scheduler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.step.supervised import Step, SupervisedStep
 
 
 def choose_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -> Step:
-    """The step: as given, or made of a loss.
+    """The given step, or one that computes the given loss.
 
     Raises:
         ValueError: Neither or both are given.
@@ -30,20 +30,20 @@ def choose_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) ->
 
 
 def module_of_step(step: Step) -> nn.Module | None:
-    """The loss or the step, if it is a module: it may have weights, class weights and the like; else None."""
+    """The loss or the step if it is a module, which may have parameters or class weights; else None."""
     inner: object = step.loss if isinstance(step, SupervisedStep) else step
     return inner if isinstance(inner, nn.Module) else None
 
 
 def state_of_step(step: Step, optimizer: Optimizer) -> Any:
-    """What a step that has a ``state_dict`` keeps, or what training has changed of a loss; None of any other."""
+    """A step's ``state_dict``, or what training has changed of a loss; None for a step without a state."""
     if isinstance(step, SupervisedStep):
         return step.state_of_loss({id(item) for group in optimizer.param_groups for item in group["params"]})
     return step.state_dict() if hasattr(step, "state_dict") else None
 
 
 def load_step(step: Step, state: Any) -> None:
-    """Restore what `state_of_step` saved, where there is something."""
+    """Restore what `state_of_step` saved; does nothing if that is None."""
     if state is not None and hasattr(step, "load_state_dict"):
         step.load_state_dict(deepcopy(state))
 
@@ -52,7 +52,7 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse an optimizer that was built over another model.
 
     Raises:
-        ValueError: It holds no parameter of this one.
+        ValueError: The optimizer, or one of several, holds no parameter of this model.
     """
     own = {id(parameter) for parameter in model.parameters()}
     for name, each in each_of(optimizer).items():
@@ -62,12 +62,12 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def check_scheduler(scheduler: Scheduler | None, optimizer: Optimizer) -> None:
-    """Refuse a scheduler that changes the learning rate of another optimizer, or of one of several.
+    """Refuse a scheduler that was built over another optimizer, or over only one of several.
 
     Raises:
-        ValueError: It does.
+        ValueError: It was.
     """
-    # Several are checked as they are put together.
+    # `Schedulers` checks its own when it is built.
     over = getattr(scheduler, "optimizer", optimizer)
     if over is optimizer:
         return
@@ -81,7 +81,7 @@ def check_scheduler(scheduler: Scheduler | None, optimizer: Optimizer) -> None:
 
 
 def bare_model(model: nn.Module) -> nn.Module:
-    """The model inside torch's wrappers: DataParallel, DistributedDataParallel and what torch.compile returns."""
+    """The model without torch's wrappers: DataParallel, DistributedDataParallel and that of torch.compile."""
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
@@ -92,21 +92,21 @@ def bare_model(model: nn.Module) -> nn.Module:
 
 
 def lazy_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters and buffers of lazy modules that no batch has given their shapes yet."""
+    """Names of the lazy parameters and buffers that have no shape yet."""
     bare = bare_model(model)
     return [name for name, item in (*bare.named_parameters(), *bare.named_buffers()) if is_lazy(item)]
 
 
 def refuse_lazy(model: nn.Module, before: str, called: str = "model") -> None:
-    """Refuse a model with lazy modules that no batch has given their shapes yet.
+    """Refuse a model with lazy parameters that have no shape yet.
 
     Args:
-        model: The model.
-        before: What needs them.
-        called: What it is, if it is none: the loss.
+        model: The model, or a loss that is a module.
+        before: What needs the shapes, for the error text.
+        called: What the error text calls ``model``.
 
     Raises:
-        ValueError: It has some.
+        ValueError: A parameter or buffer has no shape yet.
     """
     for name in lazy_parameters(model):
         raise ValueError(f"parameter {name} has no shape yet: call the {called} once with a batch before {before}")
@@ -116,11 +116,11 @@ class Parts:
     """The model, optimizer and scheduler that a trainer works with, checked against each other.
 
     Args:
-        device: Where the model is to be; None: where it is, as what splits it brings it to the device.
+        device: Where to move the model; None leaves it where it is, for a model that the sharding code moves.
         compile_options: See `compiled`.
 
     Attributes:
-        called: What is called in place of the model: itself or its compiled form.
+        called: What the step calls: the model itself or its compiled form.
     """
 
     def __init__(self, device: torch.device | None, compile_options: bool | Mapping[str, Any]) -> None:
@@ -132,11 +132,11 @@ class Parts:
         self.called: nn.Module
 
     def differ(self, model: nn.Module, optimizer: Optimizer, scheduler: Scheduler | None) -> bool:
-        """Whether one of these is not the one that was taken over."""
+        """Whether one of these is another object than at the latest `take`."""
         return model is not self._model or optimizer is not self._optimizer or scheduler is not self._scheduler
 
     def take(self, model: nn.Module, optimizer: Optimizer, scheduler: Scheduler | None) -> None:
-        """Take over those that are new.
+        """Check these, and prepare those that are new.
 
         Raises:
             ValueError: They do not belong together.
@@ -159,7 +159,7 @@ class Parts:
 
 
 def _check_replaced(before: nn.Module, model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse a model in the place of another that has parameters which the optimizer would not train."""
+    """Refuse a replacement model with parameters that the optimizer would not train."""
     known = {id(parameter) for parameter in before.parameters()}
     known |= {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     missed = [name for name, item in model.named_parameters() if item.requires_grad and id(item) not in known]
@@ -171,10 +171,14 @@ def _check_replaced(before: nn.Module, model: nn.Module, optimizer: Optimizer) -
 
 
 def compiled(model: nn.Module, options: bool | Mapping[str, Any]) -> nn.Module:
-    """What is called in place of the model: itself, or its compiled form, which shares its parameters.
+    """The model itself, or its compiled form, which shares its parameters.
+
+    Args:
+        model: The model.
+        options: Whether to compile; or the arguments of torch.compile.
 
     Raises:
-        ValueError: ``options`` are no arguments.
+        ValueError: ``options`` is neither a bool nor a mapping.
     """
     if options is False:
         return model
@@ -185,7 +189,7 @@ def compiled(model: nn.Module, options: bool | Mapping[str, Any]) -> nn.Module:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile made the model or a module in it, or the user called its ``compile()``."""
+    """Whether the model or a module in it comes from torch.compile, or had its ``compile()`` called."""
     return any(
         "_orig_mod" in module._modules or module._compiled_call_impl is not None  # noqa: SLF001
         for module in model.modules()

@@ -1,8 +1,8 @@
-"""The step of a fused Adam or AdamW on the CPU, as torch takes it, without what torch looks for first.
+"""Takes the step of a fused Adam or AdamW on the CPU without torch's preparations.
 
-Torch makes lists of parameters and state, sorts them by device and type, and asks a dozen times whether it is
-being compiled or differentiated. For a model of a few thousand parameters all that takes as long as the step. Here
-the same kernels are called with the same tensors, where there is one device, one type, and nothing else to decide.
+Torch makes lists of parameters and state, sorts them by device and type, and checks a dozen times whether it is
+being compiled or differentiated. For a model of a few thousand parameters, that takes as long as the step. This
+module calls the same kernels with the same tensors if all parameters of a group are on the CPU and of one type.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ADAMW: Any = torch._fused_adamw_
 
 
 def _parts() -> tuple[Any, ...]:
-    """The parts of torch's step that are left out here, without torch.compile's wrappers."""
+    """The functions of torch's step that this module bypasses, without torch.compile's wrappers."""
     parts = (Adam._init_group, torch_adam.adam, torch_adam._fused_adam)  # noqa: SLF001
     return tuple([getattr(part, "_torchdynamo_orig_callable", part) for part in parts])
 
@@ -32,7 +32,7 @@ _TORCHS = _parts()
 
 
 class _Tensors(NamedTuple):
-    """What the kernel takes of a group, by parameter."""
+    """The kernel's tensors for a group; each list has one per parameter."""
 
     params: list[Tensor]
     grads: list[Tensor]
@@ -42,11 +42,11 @@ class _Tensors(NamedTuple):
 
 
 def take_plain_step(optimizer: Optimizer) -> bool:
-    """Take the step of an Adam or AdamW; gradients are off.
+    """Take the step of an Adam or AdamW, with gradients disabled.
 
     Returns:
-        False where a group needs torch's own step, as the first one does, or a part of that was replaced: nothing
-        was done.
+        Whether the step was taken. False, and nothing is done, if a group needs torch's own step (the first step
+        always does), or if a part of that step was replaced.
     """
     scaled = (
         getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
@@ -72,7 +72,7 @@ def _is_plain(group: Mapping[str, Any]) -> bool:
 
 
 def _tensors(group: Mapping[str, Any], states: Mapping[Tensor, Any]) -> _Tensors | None:
-    """The tensors of a group's parameters that have a gradient; None where torch would have to sort them."""
+    """The tensors of a group's parameters that have a gradient; None if torch has to prepare or sort them."""
     found = _Tensors([], [], [], [], [])
     dtype = None
     for parameter in group["params"]:  # a plain loop, because it is part of every step
@@ -82,7 +82,7 @@ def _tensors(group: Mapping[str, Any], states: Mapping[Tensor, Any]) -> _Tensors
         if not state or not parameter.is_cpu:
             return None
         average, square, step = state["exp_avg"], state["exp_avg_sq"], state["step"]
-        if type(gradient) is not Tensor:  # of which this process may hold a part
+        if type(gradient) is not Tensor:  # it may be split over processes: take what this one holds
             parameter, gradient, average, square = map(held, (parameter, gradient, average, square))
         dtype = dtype or parameter.dtype
         if not (parameter.dtype is gradient.dtype is average.dtype is square.dtype is dtype and step.is_cpu):

@@ -1,4 +1,4 @@
-"""What is computed for one batch: a separate, replaceable function."""
+"""SupervisedStep, the default step for one batch, and StepResult, the normal form of what any step returns."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -18,14 +18,14 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class StepResult(NamedTuple):
-    """What a step returned, taken apart.
+    """The parts of what a step returned.
 
     Attributes:
         loss: The loss.
-        outputs: What the metrics get.
-        weight: What the loss was divided by; None where it is a sum over the batch.
+        outputs: The outputs, for the metrics.
+        weight: What the loss was divided by; None if the loss is a sum over the batch.
         extra: Further scalars by name.
-        fixed: Whether the weight follows from the shapes of the batch, or is a tensor.
+        fixed: Whether a CUDA graph can replay the weight: it is a tensor, or follows from the batch's shapes.
     """
 
     loss: Tensor
@@ -44,7 +44,7 @@ class SupervisedStep:
 
     Args:
         loss: Takes (outputs, targets), returns a scalar: the mean over the batch. What torch's own losses divide
-            by is known (`trainer.metrics.denominators`); another one counts as a mean over samples.
+            by is known (`trainer.metrics.denominators`); any other loss counts as a mean over samples.
     """
 
     def __init__(self, loss: Callable[[Any, Any], Tensor]) -> None:
@@ -53,15 +53,15 @@ class SupervisedStep:
         self._built = {name: value.detach().clone() for name, value in _buffers(as_written(loss)).items()}
 
     def state_of_loss(self, trained: Collection[int]) -> dict[str, Tensor]:
-        """What a run has changed of a loss that is a module.
+        """What training has changed of a loss that is a module.
 
-        Its class weights and the like, and a network that it only uses, stay those that it was built with.
+        The rest is left out: class weights, or a network that the loss only uses, come from its construction.
 
         Args:
-            trained: The ids of the parameters that are trained.
+            trained: The ids of the trained parameters.
 
         Returns:
-            By name the parameters that are trained, and the buffers that are other ones than when it was built.
+            By name, the trained parameters, and the buffers that changed since the step was built.
         """
         loss = as_written(self.loss)
         if not isinstance(loss, nn.Module):
@@ -72,10 +72,11 @@ class SupervisedStep:
         return {name: value for name, value in loss.state_dict().items() if name in changed}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore that."""
+        """Restore what `state_of_loss` returned."""
         loss = as_written(self.loss)
         if isinstance(loss, nn.Module):
-            plain = {name.removeprefix("_orig_mod."): value for name, value in state.items()}  # older ones had it
+            # Older checkpoints have the prefix.
+            plain = {name.removeprefix("_orig_mod."): value for name, value in state.items()}
             loss.load_state_dict(plain, strict=False)
 
     def __call__(self, model: nn.Module, batch: Any) -> StepResult:
@@ -95,7 +96,7 @@ class SupervisedStep:
         return StepResult(loss, outputs, self._denominator(loss, outputs, targets))
 
     def predict(self, model: nn.Module, batch: Any) -> Any:
-        """The model's outputs for the first part of a batch, whose targets may be missing."""
+        """The model's outputs for a batch of ``(inputs, targets)``, ``(inputs,)`` or inputs alone."""
         if isinstance(batch, Tensor):
             return model(batch)
         if not isinstance(batch, tuple | list) or not 1 <= len(batch) <= 2:
@@ -116,7 +117,7 @@ def _equals(value: Tensor, built: Tensor | None) -> bool:
 
 
 def split_output(output: StepOutput, batch: Any) -> StepResult:
-    """Loss, outputs, weight and further scalars of what a step returned for a batch.
+    """Split what a step returned for a batch into loss, outputs, weight and further scalars.
 
     A step returns the loss, or a mapping with ``"loss"``, optional ``"outputs"`` (handed to the metrics), optional
     ``"weight"`` (what the loss is the mean of: tokens, nodes, valid targets; None for a loss that is a sum) and
@@ -124,7 +125,7 @@ def split_output(output: StepOutput, batch: Any) -> StepResult:
 
     Raises:
         TypeError: It returned something else.
-        ValueError: The weight is negative or not finite. Of a tensor that is found at the epoch's end.
+        ValueError: The weight is negative or not finite. A tensor is only checked at the end of the epoch.
     """
     if type(output) is StepResult:
         return output
@@ -141,7 +142,7 @@ def split_output(output: StepOutput, batch: Any) -> StepResult:
 
 
 def _checked_weight(weight: Any, device: torch.device) -> Weight:
-    """The weight as one number, a tensor on the loss's device; nothing is read from there."""
+    """The weight as a number or a tensor of one element on the loss's device, from which nothing is read."""
     fix = "return the number of tokens, nodes or valid targets that its loss is the mean of"
     if isinstance(weight, Tensor):
         if weight.numel() != 1 or weight.is_complex():
@@ -149,7 +150,7 @@ def _checked_weight(weight: Any, device: torch.device) -> Weight:
                 f"the step's weight is a tensor of shape {tuple(weight.shape)}, {weight.dtype}, not one number: "
                 f"{fix}"
             )
-        # A copy: what was handed over may be changed in place before it is looked at.
+        # A copy: the step may change its tensor in place before the weight is read.
         return weight.detach().to(device, non_blocking=True, copy=True).reshape(())
     if weight is None:
         return None

@@ -1,4 +1,4 @@
-"""Passes of a compiled model that run as it was written, for what looks into its modules or operations."""
+"""Runs a compiled model without compilation, for code that hooks its modules or watches its operations."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Final
 
 import torch
 
-_open: Final[list[bool]] = []  # one for each open block
-_stance: Final = ExitStack()  # what puts torch's stance back
+_open: Final[list[bool]] = []  # one item for each open block
+_stance: Final = ExitStack()  # restores torch's stance when it is closed
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Inside the block, what torch.compile made runs as it was written, and nothing of that is remembered.
+    """Inside the block, compiled models run uncompiled, and torch's compiler remembers nothing of it.
 
-    What looks inside must neither be compiled into the model nor keep torch from compiling it: torch does not ask
-    again whether modules have hooks (``skip_nnmodule_hook_guards``), and never compiles what it has once met under
-    a dispatch mode, such as a count of FLOPs. Blocks may overlap, and end in any order.
+    Hooks and dispatch modes that only look must neither be compiled into the model nor keep torch from compiling
+    it: torch does not check again whether modules have hooks (``skip_nnmodule_hook_guards``), and never compiles
+    code that it first met under a dispatch mode, such as a FLOP counter. Blocks may overlap and end in any order.
     """
     if "torch._dynamo" not in sys.modules:  # it takes seconds to import, and without it nothing is compiled
         yield
