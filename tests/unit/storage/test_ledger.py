@@ -265,7 +265,7 @@ def test_what_is_asked_about_one_study_leaves_out_the_others(monkeypatch: pytest
         for most in (2, 1):  # all of the study's are asked for where there are more
             monkeypatch.setattr(ledger, "_MANY", most)
             assert ledger.seconds_of(conn, 1, [1, 2]) == {1: 7.0, 2: 0.0}
-        assert {trial: list(each) for trial, each in ledger.begun(conn, [1, 4]).items()} == {1: [1, 2], 4: [1]}
+        assert {trial: list(each) for trial, each in ledger.lasted(conn, [1, 4]).items()} == {1: [1, 2], 4: [1]}
         conn.execute(sa.text("UPDATE trials SET state = 'COMPLETE' WHERE trial_id = 1"))
         assert not ledger.has_paused(conn, 1)
         assert not ledger.is_paused(conn, 1)
