@@ -1,4 +1,4 @@
-"""Where batches come from: tensors in memory cut into views, or a DataLoader; both in a resumable order."""
+"""Makes batches in a resumable order, from tensors in memory or from a DataLoader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.data.options import BatchOptions, batch_count
 from trainer.data.seeding import ORDER_STREAM, derive_seed
 from trainer.data.shard import Shard, check_sharded, is_batches, samplers_of, warn_of_repeats
 
-# Beyond this size a shuffled copy of the data is not made; each batch is gathered on its own.
+# Data of more bytes than this are not copied in shuffled order; each batch is gathered on its own instead.
 _COPY_LIMIT = 2**30
 
 
@@ -33,21 +33,21 @@ class Batches(Protocol):
     """Batches of one data set, on the device of the run."""
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
-        """Batches of the given epoch (from 0), without the first ``skip``, which are drawn before this returns."""
+        """The batches of a pass (from 0) without the first ``skip``, which are drawn before this returns."""
         ...
 
 
 class TensorBatches:
-    """Batches of tensors in memory: one permutation an epoch, then views.
+    """Batches of tensors in memory: views of a copy that is permuted once per pass.
 
     Args:
         tensors: Tensors of equal first dimension [samples, …]; moved to ``device`` once.
-        batch_size: Samples a batch.
-        device: Where the batches are to lie.
-        shuffle: A new order each epoch, from (seed, epoch).
-        drop_last: Leave out a last, smaller batch.
+        batch_size: Samples per batch, of all processes together.
+        device: The device of the batches.
+        shuffle: Whether each pass has a new order, from (seed, pass).
+        drop_last: Whether to leave out a last, smaller batch.
         seed: Seed of the order.
-        shard: Which part of each batch is this process's, of several; ``batch_size`` is that of all together.
+        shard: With several processes, this process's part of each batch.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class TensorBatches:
         return self.remaining(0)
 
     def remaining(self, offset: int) -> int:
-        """Batches of a pass behind its first ``offset`` samples."""
+        """The number of batches of a pass after its first ``offset`` samples."""
         return batch_count(max(0, self._samples - offset), self._batch_size, drop_last=self._drop_last)
 
     def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[tuple[Tensor, ...]]:
-        """See `Batches.epoch`; the first ``offset`` samples are left out, too."""
+        """See `Batches.epoch`; the first ``offset`` samples are left out too."""
         end = min(self._samples, offset + self.remaining(offset) * self._batch_size)
         if offset >= end:
             return iter(())
@@ -85,7 +85,7 @@ class TensorBatches:
             return self._of_shard(self._shard, self._order(epoch), offset, end, skip)
         if not self._shuffle:
             views = self._views(tuple(tensor[offset:end] for tensor in self._tensors), skip)
-            # Copies: a model that changes its inputs in place would change the data.
+            # Copies, as a model that changes its inputs in place would change the data.
             return (map_tensors(torch.clone, batch) for batch in views)
         order = self._order(epoch)[offset:end].to(self._tensors[0].device)
         if sum(tensor.nbytes for tensor in self._tensors) > _COPY_LIMIT:
@@ -93,7 +93,7 @@ class TensorBatches:
         return self._views(tuple(tensor.index_select(0, order) for tensor in self._tensors), skip)
 
     def _order(self, epoch: int) -> Tensor:
-        """Places of the samples in the order of a pass."""
+        """The indices of the samples in the order of a pass."""
         if not self._shuffle:
             return torch.arange(self._samples)
         generator = torch.Generator().manual_seed(derive_seed(self._seed, ORDER_STREAM, epoch))
@@ -126,22 +126,21 @@ def make_batches(
     seed: int = 0,
     shard: Shard | None = None,
 ) -> Batches:
-    """Batches of the data that a person gives.
+    """Batches of the data that the user gives.
 
     Args:
         data: A TensorDataset or a tuple of tensors (kept in memory on the device), any other Dataset (iterable
             too; goes through a DataLoader) or object with items by number, such as a `datasets.Dataset`, a ready
-            DataLoader (its own batching stays), or Batches as they are.
-        options: How to batch what is not batched yet.
-        device: Where the batches are to lie.
-        train: Whether to shuffle and drop as the options say; otherwise every sample, in order.
+            DataLoader (which keeps its batching), or Batches, returned as they are.
+        options: How to batch data that is not batched yet.
+        device: The device of the batches.
+        train: Whether to shuffle and drop as the options say; otherwise the batches have every sample, in order.
         seed: Seed of the training order.
-        shard: Which part of each batch is this process's, of several.
+        shard: With several processes, this process's part of each batch.
 
     Raises:
         TypeError: ``data`` is none of these.
-        ValueError: The data set is empty, or comes in batches of its own, or without places, that would be the
-            same in each of several processes.
+        ValueError: The data set is empty, or would give several processes the same batches.
     """
     if shard is not None:
         check_sharded(data, shard)
@@ -165,13 +164,13 @@ def make_batches(
 
 
 def has_items(data: Any) -> bool:
-    """Whether data has items by number, as a Dataset has; other libraries' data sets are no class of torch's."""
+    """Whether data has items by number, as a Dataset has; for other libraries' data sets, not of torch's class."""
     other = isinstance(data, Mapping | Tensor | str | bytes | list | tuple | np.ndarray)
     return not other and all(hasattr(type(data), name) for name in ("__getitem__", "__len__"))
 
 
 def _with_items(data: Any) -> Any:
-    """Data that are no Dataset of torch's; those of Hugging Face may hold lists, which a DataLoader transposes."""
+    """Check data that is no torch Dataset; that of Hugging Face may hold lists, which a DataLoader transposes."""
     if not has_items(data):
         raise TypeError(f"no batches can be made of {type(data).__name__}: hand over a Dataset or a DataLoader")
     form = getattr(data, "format", None)
@@ -181,16 +180,16 @@ def _with_items(data: Any) -> Any:
 
 
 def refuse_shuffled(data: Any) -> None:
-    """Refuse a DataLoader that draws its samples, where the order of what comes of them means something.
+    """Refuse a DataLoader with a random order, for results that must match the order of the data.
 
     Raises:
-        ValueError: It does.
+        ValueError: The DataLoader has a random order.
     """
     if not isinstance(data, DataLoader):
         return
     for sampler in samplers_of(data):
         drawn = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
-        if drawn or getattr(sampler, "shuffle", False) is True:  # as that of a DistributedSampler
+        if drawn or getattr(sampler, "shuffle", False) is True:  # a DistributedSampler has ``shuffle``
             raise ValueError(
                 f"the DataLoader takes samples in the random order of its {type(sampler).__name__}, so "
                 "predictions could not be matched to the data: hand over `loader.dataset`, or a DataLoader with "
@@ -199,14 +198,14 @@ def refuse_shuffled(data: Any) -> None:
 
 
 def close_batches(batches: Any) -> None:
-    """Free what batches hold, if they have a ``close``."""
+    """Free the resources of batches that have a ``close``."""
     close = getattr(batches, "close", None)
     if callable(close):
         close()
 
 
 def is_batched(data: Any) -> bool:
-    """Whether data comes in batches of its own, which no batch size changes."""
+    """Whether data comes in batches of its own, so that ``batch_size`` has no effect."""
     return isinstance(data, DataLoader) or is_batches(data)
 
 
@@ -233,7 +232,7 @@ def _tensor_batches(
 
 
 def known_length(data: Any) -> int | None:
-    """How long data or batches are; None where they do not know it, as torch's chains of streams do not."""
+    """The length of data or batches; None if they have none, as torch's ChainDataset of iterable data."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):

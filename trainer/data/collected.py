@@ -1,4 +1,4 @@
-"""Collected: tensors of batch after batch, joined at the end."""
+"""Collected: keeps tensors of each batch and joins them at the end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trainer.data.moving import map_tensors, tensors_in
 
 
 class Collected:
-    """Keeps tensors, or tuples, lists and mappings of tensors, whose first dimension is samples.
+    """Keeps tensors, or tuples, lists and mappings of tensors, of shape [samples, …].
 
     Args:
-        take: What is kept of a detached tensor.
+        take: Makes what is kept from a detached tensor.
     """
 
     def __init__(self, take: Callable[[Tensor], Tensor]) -> None:
@@ -27,7 +27,7 @@ class Collected:
         return bool(self._kept)
 
     def add(self, value: Any) -> None:
-        """Keep those of the next batch; a single number counts as one sample."""
+        """Keep the tensors of the next batch; a tensor without dimensions counts as one sample."""
         leaves = [self._take(tensor.detach()) for tensor in tensors_in(value)]
         if not self._kept:
             self._shape = map_tensors(lambda tensor: tensor.new_empty(0), value)
@@ -36,10 +36,13 @@ class Collected:
             kept.append(tensor if tensor.dim() else tensor.reshape(1))
 
     def joined(self, what: str) -> Any:
-        """Those of all batches, joined along the first dimension.
+        """The tensors of all batches, joined along the first dimension.
+
+        Args:
+            what: What the error text calls the owner of the tensors.
 
         Raises:
-            ValueError: The batches differ in more than that; ``what`` says whose they are.
+            ValueError: The batches differ in another dimension.
         """
         try:
             whole = iter([torch.cat(kept) for kept in self._kept])

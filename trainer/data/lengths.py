@@ -1,4 +1,4 @@
-"""How many samples a batch holds, which is what its numbers count by where the step gives no weight."""
+"""Counts the samples in a batch, by which its loss and metrics are weighted if the step gives no weight."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PLAIN = (str, bytes, int, float, complex, type(None))
 
 
 def samples_in(batch: Any) -> int:
-    """Samples in a batch.
+    """The number of samples in a batch.
 
     Raises:
-        ValueError: Nothing tells how many there are.
+        ValueError: It can't be determined.
     """
     length = known_samples(batch)
     if length is None:
@@ -30,21 +30,21 @@ def samples_in(batch: Any) -> int:
 
 
 def batch_length(batch: Any) -> int:
-    """Samples in a batch; 1 where nothing tells."""
+    """The number of samples in a batch; 1 if it can't be determined."""
     length = known_samples(batch)
     return 1 if length is None else length
 
 
 def known_samples(batch: Any) -> int | None:
-    """Samples in a batch; None where nothing tells.
+    """The number of samples in a batch; None if it can't be determined.
 
-    A tensor that comes first tells by its first dimension, then a pair's targets. Else the tensors tell where all
-    have the same one, and lists of samples, such as images of many sizes, by their entries. A batch that is one
-    value, such as a number, counts as one.
+    It is the first dimension of a leading tensor, or else of a pair's targets. Otherwise it is the first dimension
+    of all tensors, if they agree, or the length of lists of samples, such as images of different sizes. A batch
+    that is a single value, such as a number, counts as one sample.
     """
     kind = type(batch)
     if (kind is tuple or kind is list) and batch and isinstance(first := batch[0], Tensor) and first.dim():
-        return first.shape[0]  # nearly always
+        return first.shape[0]  # the usual case
     if isinstance(batch, _PLAIN):
         return 1
     if _is_array(batch):
@@ -73,13 +73,15 @@ def _of_sequence(batch: Sequence[Any]) -> int | None:
 
 
 def _by_elements(batch: Any, elements: Sequence[Any]) -> int | None:
-    """What the elements of a batch tell, none of which is known to be tensors of [samples, …]."""
+    """The number of samples by the elements of a batch, none of which is known to be of shape [samples, …]."""
     lists = [element for element in elements if isinstance(element, list | tuple) and not _is_array(element)]
-    for element in lists:  # strings and numbers: nothing is made of them but lists of samples
+    for element in lists:
+        # A list of strings or numbers can only be one of samples.
         if element and all(isinstance(item, _PLAIN) for item in element):
             return len(element)
     entries = {len(element) for element in lists} if len(lists) == len(elements) else set()
-    one_by_one = len(lists) > 1 and all(isinstance(item, Mapping) for item in lists[-1])  # as boxes of images
+    # Such as images, and a mapping with the boxes of each.
+    one_by_one = len(lists) > 1 and all(isinstance(item, Mapping) for item in lists[-1])
     if len(entries) == 1 and one_by_one and all(isinstance(item, Tensor) for item in lists[0]):
         return entries.pop()
     if (common := _by_agreement(elements)) is not None:
@@ -88,7 +90,7 @@ def _by_elements(batch: Any, elements: Sequence[Any]) -> int | None:
         return len(batch)
     if len(entries) == 1 and all(map(_are_samples, lists)):
         return entries.pop()
-    # As of inputs and targets that have a hidden state, a mask or a number beside them.
+    # The first array of each element: there may be a hidden state, a mask or a number beside inputs and targets.
     if (common := _by_agreement([next(_arrays(element), None) for element in elements])) is not None:
         return common
     if len(entries) == 1:
@@ -98,7 +100,7 @@ def _by_elements(batch: Any, elements: Sequence[Any]) -> int | None:
 
 
 def _are_samples(items: Sequence[Any]) -> bool:
-    """Whether arrays may be samples of one kind: sequences of many lengths, or images of many sizes."""
+    """Whether arrays may be samples of one kind: sequences of different lengths, or images of different sizes."""
     shapes = [tuple(item.shape) for item in items if isinstance(item, Tensor | np.ndarray)]
     alike = len({len(shape) for shape in shapes}) == 1
     kinds = min(len({shape[:1] for shape in shapes}), len({shape[1:] for shape in shapes}))
@@ -106,7 +108,7 @@ def _are_samples(items: Sequence[Any]) -> bool:
 
 
 def _by_agreement(elements: Sequence[Any]) -> int | None:
-    """The first dimension of all tensors, where it is one."""
+    """The first dimension of all tensors; None if they differ."""
     lengths = {_own_length(array) for element in elements for array in _arrays(element)}
     return lengths.pop() if len(lengths) == 1 else None
 
@@ -124,13 +126,13 @@ def _is_array(item: Any) -> bool:
 
 
 def _own_length(item: Any) -> int | None:
-    if isinstance(item, PackedSequence):  # its data are the steps of all sequences; these sizes lie on the CPU
+    if isinstance(item, PackedSequence):  # its data has the steps of all sequences; its batch sizes are on the CPU
         return int(item.batch_sizes[0])
     return int(item.shape[0]) if _is_array(item) and item.ndim else None
 
 
 def attributes_of(batch: Any) -> Iterator[Any]:
-    """What an object holds that is no list, tuple or mapping, such as a dataclass."""
+    """The attributes of an object that is no list, tuple or mapping, such as a dataclass."""
     if is_dataclass(batch):
         yield from (getattr(batch, field.name) for field in fields(batch))
     else:

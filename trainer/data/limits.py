@@ -1,4 +1,4 @@
-"""How much of the data is used: the first batches of a pass, or a few that are trained on again and again."""
+"""Limits the data that a run uses: to the first batches of each pass, or to the same few batches in every pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.data.shard import Shard
 def train_batches(
     data: Any, options: BatchOptions, device: torch.device, *, seed: int = 0, shard: Shard | None = None
 ) -> Batches:
-    """The batches to train on, as far as the options use them; see `trainer.data.batches.make_batches`."""
+    """The batches to train on, within the limits of the options; see `trainer.data.batches.make_batches`."""
     batches = make_batches(data, options, device, train=True, seed=seed, shard=shard)
     if options.overfit_batches is not None:
         return SameBatches(batches, options.overfit_batches, seed, shard)
@@ -34,15 +34,15 @@ def eval_batches(
     seed: int = 0,
     shard: Shard | None,
 ) -> Batches:
-    """The batches to evaluate, as far as the options use them.
+    """The batches to evaluate, within the limits of the options.
 
     Args:
         data: See `trainer.data.batches.make_batches`.
         options: How to batch it.
-        device: Where the batches are to lie.
-        kind: ``"val"`` or ``"test"``: whose limit holds.
+        device: The device of the batches.
+        kind: ``"val"`` or ``"test"``: which limit applies.
         seed: Seed of the order of a DataLoader that shuffles.
-        shard: Which part of each batch is this process's, of several.
+        shard: With several processes, this process's part of each batch.
     """
     name = f"limit_{kind}_batches"
     batches = make_batches(data, options, device, train=False, seed=seed, shard=shard)
@@ -54,8 +54,8 @@ def limited(batches: Batches, limit: Limit, name: str) -> Batches:
 
     Args:
         batches: All batches.
-        limit: How many, or which fraction of them, at least one.
-        name: What an error calls the limit.
+        limit: The number of batches, or the fraction of them (at least one batch).
+        name: The name of the limit in error texts.
 
     Raises:
         ValueError: The limit is a fraction of an unknown length.
@@ -69,7 +69,7 @@ def limited(batches: Batches, limit: Limit, name: str) -> Batches:
 
 
 class FirstBatches:
-    """The first batches of each pass.
+    """Gives the first batches of each pass.
 
     Args:
         batches: All batches.
@@ -98,13 +98,13 @@ class FirstBatches:
 
 
 class LatestBatches:
-    """Batches that are looked up for each pass, since a change of their size replaces them.
+    """Looks up the batches anew for each pass, since a change of the batch size replaces them.
 
     Args:
-        look: Gives those of now.
+        look: Returns the present batches.
     """
 
-    #: Those that are looked up may be evaluated in several processes.
+    #: The batches that it looks up may be evaluated in several processes.
     sharded = True
 
     def __init__(self, look: Callable[[], Batches]) -> None:
@@ -119,16 +119,16 @@ class LatestBatches:
 
 
 class SameBatches:
-    """A few batches of the first pass, drawn once and given in every pass.
+    """A few batches of the first pass, drawn once and repeated in every pass.
 
     Args:
         batches: All batches.
         count: How many of them.
-        seed: Seed of what drawing them needs of random numbers.
-        shard: Which part of each batch is this process's, of several; the batches have been dealt by it.
+        seed: Seed of the random generators while the batches are drawn.
+        shard: With several processes, this process's part of each batch; ``batches`` are already split by it.
     """
 
-    #: They may be evaluated in several processes, too.
+    #: They may be evaluated in several processes too.
     sharded = True
 
     def __init__(self, batches: Batches, count: int, seed: int, shard: Shard | None = None) -> None:
@@ -142,7 +142,7 @@ class SameBatches:
         length = known_length(self._batches)
         return len(self._kept) if length is None else min(length, self._count)
 
-    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:  # noqa: ARG002 - one pass is as the other
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:  # noqa: ARG002 - all passes are alike
         """See `Batches.epoch`."""
         return self._marked(self._kept[skip:])
 
@@ -154,12 +154,12 @@ class SameBatches:
         for batch, absent in kept:
             if self._shard is not None:
                 self._shard.mark(absent=absent)
-            # Copies: a model that changes its inputs in place would change the data.
+            # Copies, as a model that changes its inputs in place would change the data.
             yield map_batch(torch.clone, batch)
 
     @property
     def _kept(self) -> list[tuple[Any, bool]]:
-        """The batches, and of each whether it is another process's."""
+        """The batches, each with whether its rows are another process's."""
         if self._drawn is None:
             shard = self._shard
             with kept_rng():

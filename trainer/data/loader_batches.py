@@ -1,4 +1,4 @@
-"""Batches of a DataLoader in an order that can be resumed: those of training, and those of an evaluation."""
+"""Gives the batches of a DataLoader in a resumable order, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from trainer.data.shard import Rows, Shard, samplers_of
 class LoaderBatches:
     """Batches of a DataLoader, moved to the device.
 
-    Its order is made to depend on (seed, epoch) alone: a random sampler without a generator is given one, the
-    loader's and the samplers' generators are seeded at each epoch, as are those that the data set, its transforms
-    and the collate function hold, and ``set_epoch`` of the samplers and the data set is called where there is such
-    a method. An iterable dataset must draw its order from what that says, from a generator of its own, or before
-    its first item: the global ones serve the model in between. Persistent workers continue the random numbers of
-    the epochs before, which a resumed run has not drawn.
+    The order depends only on (seed, pass). A random sampler without a generator gets one. Each pass seeds the
+    generators of the loader and the samplers, and those that the data set, its transforms and the collate function
+    hold; it also calls ``set_epoch`` of the samplers and the data set, if they have it. An iterable data set must
+    draw its order from the number given to ``set_epoch``, from a generator of its own, or before its first item:
+    after that the model draws from the global generators too. The persistent workers of a user's own DataLoader
+    continue the random numbers of earlier passes, which a resumed run has not drawn.
 
     Args:
-        loader: The DataLoader; with a shard it is one of `loader_of`, or shards itself.
-        device: Where the batches are to lie.
+        loader: The DataLoader; with a shard, one of `loader_of`, or one that splits its samples itself.
+        device: The device of the batches.
         seed: Seed of the order.
-        shard: Which part of each batch is this process's, of several; of a loader that shards itself which process
-            this is.
+        shard: With several processes, this process's part of each batch; for a loader that splits its samples
+            itself, only the number of this process.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LoaderBatches:
         self._iterator: Any = None
         for sampler in samplers_of(self._loader):
             if isinstance(sampler, RandomSampler | WeightedRandomSampler) and sampler.generator is None:
-                # Left alone it would draw a seed from the global generator, at its first batch.
+                # Without one, it would draw a seed from the global generator at its first batch.
                 sampler.generator = torch.Generator()
 
     def __len__(self) -> int:
@@ -53,11 +53,11 @@ class LoaderBatches:
 
     @property
     def cuttable(self) -> bool:
-        """Whether a pass can begin behind any sample: not that of iterable data."""
+        """Whether a pass can begin after any sample: only for a loader of `loader_of` over data with items."""
         return isinstance(self._loader.batch_sampler, SeededBatches)
 
     def remaining(self, offset: int) -> int:
-        """Batches of a pass behind its first ``offset`` samples.
+        """The number of batches of a pass after its first ``offset`` samples.
 
         Raises:
             ValueError: The data is iterable.
@@ -69,7 +69,7 @@ class LoaderBatches:
         return batch_count(samples, seeded.batch_size, drop_last=seeded.drop_last)
 
     def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[Any]:
-        """See `Batches.epoch`; the first ``offset`` samples are left out, too; iterable data leave out batches."""
+        """See `Batches.epoch`; the first ``offset`` samples are left out too (whole batches of iterable data)."""
         for generator in {id(item): item for item in self._generators()}.values():
             generator.manual_seed(derive_seed(self._seed, ORDER_STREAM, epoch))
         self._set_epoch(epoch)
@@ -77,7 +77,7 @@ class LoaderBatches:
         seeded = self._loader.batch_sampler
         if isinstance(seeded, SeededBatches):
             seeded.offset = offset
-            if self._loader.num_workers:  # what is trained already need not be loaded
+            if self._loader.num_workers:  # batches that are already trained need not be loaded
                 seeded.offset, skip = offset + skip * seeded.batch_size, 0
         elif offset:
             skip += offset // (self._loader.batch_size or 1)
@@ -106,26 +106,26 @@ class LoaderBatches:
         iterator, self._iterator = self._iterator, None
         if hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()  # noqa: SLF001 - else they live as long as the iterator is referenced
-            if self._loader._iterator is iterator:  # noqa: SLF001 - which a loader keeps for its next epoch
+            if self._loader._iterator is iterator:  # noqa: SLF001 - a loader keeps it for its next epoch
                 self._loader._iterator = None  # noqa: SLF001
 
     def _set_epoch(self, epoch: int) -> None:
-        # A streamed data set draws its order itself.
+        # Also on the data set: a streamed one draws its order itself.
         for each in (*samplers_of(self._loader), self._loader.dataset):
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
 
     def _seed_own(self, epoch: int) -> None:
-        """Of several processes each draws other numbers for its samples, and all draw the same order."""
+        """Seed the data's own generators: processes draw the same order, but other numbers for their samples."""
         rank = () if self._shard is None or not self._shard.rank else (self._shard.rank,)
         of_samples, of_order = self._own()
         seed_own(of_samples, self._seed, epoch, *rank)
         seed_own(of_order, self._seed, ORDER_STREAM, epoch)
 
     def _own(self) -> tuple[list[Generator], list[Generator]]:
-        """What data set and collate function draw from, and what samplers do, but for `_generators`.
+        """The generators in the data set and collate function, and those in the samplers, without `_generators`.
 
-        Iterable data make the order themselves, of which each process may take every so many.
+        Those of iterable data count as the samplers': it makes the order, from which each process takes its part.
         """
         data, order = [self._loader.dataset, self._loader.collate_fn], list(samplers_of(self._loader))
         if isinstance(self._loader.dataset, IterableDataset):
@@ -143,11 +143,10 @@ class LoaderBatches:
 
 
 class EvaluatedLoader(LoaderBatches):
-    """Batches of a DataLoader that is evaluated: its generators are afterwards as they were, and no ``set_epoch``
-    is called.
+    """Batches of a DataLoader for an evaluation: restores its generators afterwards, and calls no ``set_epoch``.
 
-    A pass of training may be drawing from the same generators still, as a RandomSampler with replacement does, and
-    from the same data set. A sampler that is evaluated, such as a DistributedSampler, keeps the epoch that it has.
+    A training pass in progress may draw from the same generators, as a RandomSampler with replacement does, and
+    from the same data set. A sampler of the evaluation, such as a DistributedSampler, keeps its epoch.
     """
 
     def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[Any]:
@@ -156,27 +155,26 @@ class EvaluatedLoader(LoaderBatches):
             yield from super().epoch(epoch, skip, offset)
 
     def _set_epoch(self, epoch: int) -> None:
-        """The epochs are those of training."""
+        """Do nothing: an evaluation has no epoch."""
 
-    def _seed_own(self, epoch: int) -> None:  # noqa: ARG002 - what is evaluated is the same in all
-        """What is drawn follows from the data's own seed: so it is the same each time, and in all trials.
+    def _seed_own(self, epoch: int) -> None:  # noqa: ARG002 - all evaluations are alike
+        """Leave the data's own generators as they are, so that each evaluation, in all trials, draws the same.
 
-        Workers learn where the generators stand now: training draws from those that it shares with a validation.
+        Workers get a seed from each generator's present state, as training may draw from the same generators.
         """
         if isinstance(self._loader.batch_sampler, SeededBatches) and self._loader.num_workers:
             self._loader.batch_sampler.own_seeds = seeds_of(chain(*self._own()))
 
 
 def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Batches on a GPU, copied there on a stream of their own.
+    """Copy each batch to the GPU on a side stream.
 
-    The next batch is fetched and copied as soon as the loop asks for it; the GPU is then still busy with the batch
-    before, whose kernels have only been launched. So the copy runs beside them, and the order of random numbers is
-    the same as on a CPU.
+    When the loop asks for the next batch, the GPU still runs the kernels of the previous one, which have only been
+    launched. The copy runs beside them, and the order of random numbers is the same as on a CPU.
     """
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     for batch in batches:
-        if holds_objects(batch):  # whose tensors can't be marked as below
+        if holds_objects(batch):  # their tensors can't be recorded on the stream as below
             yield to_device(batch, device)
             continue
         with torch.cuda.stream(side):
@@ -184,5 +182,5 @@ def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         current = torch.cuda.current_stream(device)
         current.wait_stream(side)
         for tensor in (item for item in tensors_in(moved) if item.is_cuda):
-            tensor.record_stream(current)  # its memory is not to be used again before the step is done with it
+            tensor.record_stream(current)  # keeps its memory until the step is done with it
         yield moved

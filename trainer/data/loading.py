@@ -1,4 +1,4 @@
-"""DataLoaders of data sets, whose workers draw random numbers that depend on (seed, pass, batch) alone."""
+"""Makes DataLoaders whose workers draw random numbers that depend only on (seed, pass, batch)."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ from trainer.data.random_state import seed_all
 from trainer.data.seeding import derive_seed
 from trainer.data.shard import Shard
 
-# Keeps the random streams of workers apart from other uses of the same seed.
+# Separates the seeds of workers from other uses of the same seed.
 _WORKER_STREAM = 0x30AD
-# And what they draw for an evaluation apart from what they draw for training.
+# Separates the seeds of workers in an evaluation from those in training.
 _EVALUATION_STREAM = 0xE7A1
-# How the names of SeededData's own attributes begin, as Python writes them; no data set has such names.
+# The prefix of SeededData's own attributes, whose names Python mangles; no data set has such names.
 _SEEDED = "_SeededData__"
 
 
 class Indices(list[int]):
-    """Indices of one batch, with the pass and the place of its first sample in that."""
+    """The indices of one batch, with what a worker needs to seed its generators."""
 
+    #: The pass, and the index of the batch's first sample in it.
     place: tuple[int, int] = (0, 0)
-    #: The pass of training; None where the batch is evaluated.
+    #: The training pass; None if the batch is evaluated.
     epoch: int | None = None
-    #: Where the generators stand that the data hold, at the begin of a pass that is evaluated.
+    #: For a batch that is evaluated: a seed from each of the data's own generators at the start of the pass.
     own_seeds: Sequence[int] = ()
 
 
 class SeededBatches(BatchSampler):
-    """Batches of indices that know their place.
+    """Gives batches of indices with their position in the pass (`Indices`).
 
     Args:
         sampler: The order of the samples.
-        batch_size: Samples a batch.
-        drop_last: Leave out a last, smaller batch.
-        shard: Which part of each batch is this process's, of several; the others are not loaded.
+        batch_size: Samples per batch.
+        drop_last: Whether to leave out a last, smaller batch.
+        shard: With several processes, this process's part of each batch; the rest is not loaded.
 
     Attributes:
-        offset: Samples at the beginning of the next pass that are left out.
+        offset: How many samples to leave out at the beginning of the next pass.
         own_seeds: See `Indices`.
     """
 
@@ -82,14 +83,14 @@ class SeededBatches(BatchSampler):
 
 
 class SeededData(Dataset[Any]):
-    """A data set whose worker processes seed the generators for each batch that they load, and know its pass.
+    """Wraps a data set so that worker processes seed the generators for each batch, and call its ``set_epoch``.
 
-    Its other attributes are those of the data set, which a ``worker_init_fn`` may ask for and set.
+    All other attributes are read from and set on the data set itself, for example by a ``worker_init_fn``.
 
     Args:
         data: The data set.
         seed: The run's seed.
-        collate_fn: What makes batches of its samples, which may hold generators too.
+        collate_fn: The collate function, which may hold generators too.
     """
 
     def __init__(self, data: Any, seed: int, collate_fn: Any) -> None:
@@ -97,10 +98,10 @@ class SeededData(Dataset[Any]):
         self.__seed = seed
         self.__collate_fn = collate_fn
         self.__epoch: int | None = None
-        self.__own: list[Generator] | None = None  # those of a worker
+        self.__own: list[Generator] | None = None  # the data's own generators, found in each worker
 
     def set_epoch(self, epoch: int) -> None:
-        """Which pass comes next, for data that ask for it."""
+        """Pass the number of the next pass to the data set, if it has ``set_epoch``."""
         self.__epoch = epoch
         if hasattr(self.__data, "set_epoch"):
             self.__data.set_epoch(epoch)
@@ -109,7 +110,7 @@ class SeededData(Dataset[Any]):
         return len(self.__data)
 
     def __getattr__(self, name: str) -> Any:
-        # Unpickling asks before there is a data set; and pickling is not to find how the data set is pickled.
+        # Unpickling asks before the data set is set, and pickling must not find the data set's own pickle methods.
         if name.startswith((_SEEDED, "__")):
             raise AttributeError(name)
         return getattr(self.__data, name)
@@ -123,7 +124,7 @@ class SeededData(Dataset[Any]):
     def __getitems__(self, rows: Indices) -> list[Any]:
         """The samples of a batch; torch's fetcher prefers this method."""
         if get_worker_info() is not None:
-            if rows.epoch is not None and rows.epoch != self.__epoch:  # the worker lives on from the pass before
+            if rows.epoch is not None and rows.epoch != self.__epoch:  # the worker persists from an earlier pass
                 self.set_epoch(rows.epoch)
             stream = _EVALUATION_STREAM if rows.epoch is None else _WORKER_STREAM
             seed_all(derive_seed(self.__seed, stream, *rows.place))
@@ -135,7 +136,7 @@ class SeededData(Dataset[Any]):
     def _seed_own(self, rows: Indices) -> None:
         if self.__own is None:
             self.__own = own_generators(self.__data, self.__collate_fn)
-        # What is evaluated is the same for all seeds of a run, as it is without workers.
+        # An evaluation does not depend on the run's seed, as without workers.
         seed_own(self.__own, *([self.__seed] if rows.epoch is not None else rows.own_seeds), *rows.place)
 
 
@@ -148,14 +149,14 @@ def loader_of(
     seed: int,
     shard: Shard | None,
 ) -> DataLoader[Any]:
-    """A DataLoader over a data set, as the options say.
+    """A DataLoader over a data set with these options.
 
-    Without worker processes, and for iterable data, what is drawn while loading comes from generators that each
-    pass seeds anew; workers of other data are seeded batch by batch, so that they may live on from pass to pass,
-    and a resumed pass need not load what is trained already.
+    Without worker processes, and for iterable data, each pass seeds the generators that loading draws from. For
+    other data, workers seed them for each batch, so that they may persist from pass to pass, and a resumed pass
+    need not load the batches that are already trained.
 
     Raises:
-        ValueError: ``persistent_workers`` are asked for of iterable data, which draws its order in them.
+        ValueError: ``persistent_workers`` is set for iterable data, which draws its order in the workers.
     """
     size = options.batch_size if train else options.eval_batch_size
     how: dict[str, Any] = {
@@ -184,7 +185,10 @@ def loader_of(
 
 
 def with_own_workers(data: Any) -> Any:
-    """A DataLoader whose workers live on, with others of its own: workers give one pass at a time."""
+    """A copy with its own workers of a DataLoader with persistent workers, as these serve only one pass at a time.
+
+    Any other data is returned as it is.
+    """
     if not isinstance(data, DataLoader) or not data.persistent_workers:
         return data
     own = copy(data)

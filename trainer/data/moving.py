@@ -1,4 +1,4 @@
-"""The tensors of a batch: found, replaced one by one, or moved to another device."""
+"""Finds the tensors in a batch, replaces them, or moves them to another device."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def _moves_itself(item: Any) -> bool:
-    """Whether what is in a batch is moved as a whole, by its method ``to``."""
-    if isinstance(item, PackedSequence):  # its lengths stay on the CPU, which it sees to itself
+    """Whether an item of a batch is moved as a whole, by its method ``to``."""
+    if isinstance(item, PackedSequence):  # its own ``to`` keeps its lengths on the CPU
         return True
     looked_through = isinstance(item, dict | UserDict | list | tuple | Tensor | type)
     return not looked_through and callable(getattr(item, "to", None))
 
 
 def holds_objects(batch: Any) -> bool:
-    """Whether a batch holds objects that move themselves, and so tensors that can't be found in it."""
+    """Whether a batch holds objects with their own ``to``, whose tensors `tensors_in` does not find."""
     if _moves_itself(batch):
         return not isinstance(batch, PackedSequence)
     items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
@@ -41,12 +41,12 @@ def holds_objects(batch: Any) -> bool:
 
 
 def map_batch(function: Callable[[Any], Any], batch: Any, whole: Callable[[Any], bool] | None = None) -> Any:
-    """The batch with each tensor replaced; tuples, lists and mappings, which keep their class, are looked through.
+    """The batch with each tensor replaced, also in tuples, lists and mappings, which keep their class.
 
     Args:
-        function: Replaces a tensor.
+        function: Returns the replacement of a tensor.
         batch: The batch.
-        whole: Says what else is handed to the function.
+        whole: Tells which other items are passed to the function.
     """
     if isinstance(batch, Tensor) or (whole is not None and whole(batch)):
         return function(batch)
@@ -58,7 +58,7 @@ def map_batch(function: Callable[[Any], Any], batch: Any, whole: Callable[[Any],
 
 
 def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
-    """The batch with each tensor replaced; tuples, lists and mappings, which become dicts, are looked through."""
+    """The batch with each tensor replaced, also in tuples, lists and mappings; mappings become dicts."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
@@ -69,7 +69,7 @@ def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """Every tensor in a batch, in order."""
+    """The tensors in a batch, in order."""
     if isinstance(batch, Tensor):
         yield batch
         return
@@ -79,19 +79,19 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 
 
 def _of_kind(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    """The values in a mapping of the same class, with its other attributes; in a dict where that can't be made."""
+    """A mapping of the same class and attributes with these values; a dict if such a mapping can't be made."""
     if type(mapping) is dict:
         return values
     try:
-        if not isinstance(mapping, dict | UserDict):  # a copy of it might hold the same store
+        if not isinstance(mapping, dict | UserDict):  # a shallow copy might share its storage
             return type(mapping)(values)  # type: ignore[call-arg]
         made = copy(mapping)
         made.update(values)
-    except Exception:  # noqa: BLE001 - whatever a class of others raises
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
         return values
     return made
 
 
 def _sequence_of(batch: Any, items: Iterator[Any]) -> Any:
-    """The items in a list or tuple of the same class."""
+    """A list or tuple of the same class as ``batch`` with these items."""
     return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)

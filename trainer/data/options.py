@@ -1,4 +1,4 @@
-"""BatchOptions: how data sets are batched, and how much of them is used."""
+"""BatchOptions: the options by which data sets are batched, and how much of them is used."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ class BatchOptions:
 
 
 def fraction_of(length: int, share: float) -> int:
-    """Batches in a share of so many of them: whole ones, at least one."""
-    # Rounded first: 0.29 * 100 is 28.999999999999996.
+    """The number of whole batches in a share of ``length``; at least one."""
+    # Rounded first, as 0.29 * 100 is 28.999999999999996.
     return max(1, int(round(length * share, 6)))
 
 
 def batch_count(samples: int, batch_size: int, *, drop_last: bool) -> int:
-    """Batches that so many samples make."""
+    """The number of batches that ``samples`` make."""
     return samples // batch_size if drop_last else -(-samples // batch_size)

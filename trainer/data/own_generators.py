@@ -1,4 +1,4 @@
-"""Random generators that a data set, a sampler or a collate function holds itself, beside the global ones."""
+"""Finds, seeds and restores the random generators that data sets, samplers and collate functions hold."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trainer.data.seeding import derive_seed
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
-# Keeps the random streams of these generators apart from other uses of the same seed.
+# Separates the seeds of these generators from other uses of the same seed.
 _OWN_STREAM = 0x09E4
-# Where the search ends: generators lie in a data set, in one that it wraps, in a transform or a list of these.
+# Limits of the search: a generator may be in a data set, one that it wraps, a transform or a list of these.
 _DEPTH, _ENTRIES, _OBJECTS = 6, 64, 500
 _LEAVES = (Tensor, np.ndarray, str, bytes, int, float, complex, type, ModuleType, FunctionType)
 _GLOBAL = frozenset(
@@ -53,21 +53,21 @@ def own_generators(*holders: Any) -> list[Generator]:
 
 
 def seed_own(generators: Iterable[Generator], *parts: int) -> None:
-    """Seed each of them by what ``parts`` say and its place among them."""
+    """Seed each generator from ``parts`` and its index."""
     for place, generator in enumerate(generators):
         seed = derive_seed(*parts[:1], _OWN_STREAM, *parts[1:], place)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(seed)
         elif isinstance(generator, np.random.Generator):
             generator.bit_generator.state = type(generator.bit_generator)(seed).state
-        elif isinstance(generator, np.random.RandomState):  # whose own method is of one kind of bits alone
+        elif isinstance(generator, np.random.RandomState):  # its own ``seed`` works with only one bit generator
             generator.set_state(dict(type(generator._bit_generator)(seed).state))  # noqa: SLF001
         else:
             generator.seed(seed)
 
 
 def seeds_of(generators: Iterable[Generator]) -> list[int]:
-    """A seed from where each of them stands, which it leaves as it is."""
+    """One seed from the present state of each generator; the states stay as they are."""
     generators = list(generators)
     with kept_generators(generators):
         return [_drawn(generator) for generator in generators]
@@ -75,7 +75,7 @@ def seeds_of(generators: Iterable[Generator]) -> list[int]:
 
 @contextmanager
 def kept_generators(generators: Iterable[Generator]) -> Iterator[None]:
-    """Put these generators back, at the end, where they are now."""
+    """Restore the present states of these generators at the end of the block."""
     before = [(generator, _state_of(generator)) for generator in generators]
     try:
         yield
@@ -85,7 +85,7 @@ def kept_generators(generators: Iterable[Generator]) -> Iterator[None]:
 
 
 def _held(item: Any) -> Iterator[Any]:
-    """What an object holds; code of its own is not run, which may open a file or ask a server."""
+    """The objects that an object holds; runs none of its own code, which could open a file or call a server."""
     kind = type(item)
     if issubclass(kind, dict):
         return islice(dict.values(item), _ENTRIES)
@@ -97,12 +97,12 @@ def _held(item: Any) -> Iterator[Any]:
         return islice((item.func, *item.args, *item.keywords.values()), _ENTRIES)
     if issubclass(kind, MethodType):
         return iter((item.__self__,))
-    # It stands for another object, which it may have to make first.
+    # A proxy for another object, which it may have to make first.
     if any("__class__" in vars(each) for each in kind.__mro__[:-1]):
         return iter(())
     try:
         return islice(dict.values(object.__getattribute__(item, "__dict__")), _ENTRIES)
-    except Exception:  # noqa: BLE001 - it has no attributes, or makes them, which may raise anything
+    except Exception:  # noqa: BLE001 - it has no ``__dict__``, or computes it, which may raise anything
         return iter(())
 
 

@@ -1,4 +1,4 @@
-"""Plan: how long a run is, and where its epochs end."""
+"""Plan: computes how long a run is and where its epochs end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.state import CONTINUED, TrainState
 
 
 class UnknownLengthError(ValueError):
-    """How many epochs a run has can't be said, because the training data has no length."""
+    """The number of epochs of a run is unknown, because the training data has no length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class Plan:
     Attributes:
         max_epochs: Passes over the training data; None: as many as ``max_steps`` needs.
         max_steps: Optimizer steps; the epoch in which they are reached ends there, with its validation.
-        validate_every: What lies between two validations, and so what an epoch is: None: one pass over the data;
-            an int: so many optimizer steps; a fraction in (0, 1): that part of a pass, in whole batches.
+        validate_every: The length of an epoch, which ends with a validation. None: one pass over the data; an int:
+            this number of optimizer steps; a fraction in (0, 1): that part of a pass, in whole batches.
 
     Raises:
         ValueError: Neither limit is given, or a number is out of range.
@@ -48,15 +48,15 @@ class Plan:
             )
 
     def lay_out(self, state: TrainState, pass_length: int | None) -> None:
-        """Set what the state says about the run's length, from where it stands.
+        """Set the run's length on the state, computed from the state's present position.
 
         Args:
-            state: The state to set ``max_epochs``, ``total_steps`` and ``batches_per_epoch`` of.
-            pass_length: Batches in one pass over the data; None where that is not known.
+            state: The state whose ``max_epochs``, ``total_steps`` and ``batches_per_epoch`` are set.
+            pass_length: Batches in one pass over the data; None if unknown.
 
         Raises:
-            UnknownLengthError: The length is needed and not known.
-            ValueError: There is no batch.
+            UnknownLengthError: The length is needed and unknown.
+            ValueError: A pass has no batch.
         """
         if pass_length == 0:
             raise no_batch()
@@ -65,7 +65,7 @@ class Plan:
         state.max_epochs = self._epochs(state)
 
     def epoch_batches(self, pass_length: int | None) -> int | None:
-        """Batches of an epoch; None where steps or the data itself decide.
+        """Batches of an epoch; None if steps or the end of the data decide.
 
         Raises:
             UnknownLengthError: ``validate_every`` is a fraction of an unknown length.
@@ -82,11 +82,11 @@ class Plan:
 
     @property
     def epoch_steps(self) -> int | None:
-        """Optimizer steps of an epoch; None where batches decide."""
+        """Optimizer steps of an epoch; None if batches decide."""
         return self.validate_every if isinstance(self.validate_every, int) else None
 
     def ends_epoch(self, state: TrainState) -> bool:
-        """Whether the running epoch is over after the batch that was just trained, before its pass is."""
+        """Whether the batch just trained ends the running epoch, although the pass may have more batches."""
         if state.stop_now or state.epoch_stopped:
             return True
         if self.max_steps is not None and state.step >= self.max_steps:
@@ -98,15 +98,15 @@ class Plan:
         return state.batch_index >= (state.batches_per_epoch or 1)
 
     def reached(self, state: TrainState) -> bool:
-        """Whether the run has its length."""
+        """Whether the run has reached one of its limits."""
         if self.max_steps is not None and state.step >= self.max_steps:
             return True
         return self.max_epochs is not None and state.data_epoch >= self.max_epochs
 
     def broken_off(self, state: TrainState) -> bool:
-        """Whether a run that has ended was interrupted or paused before it had its length, and is to resume.
+        """Whether a run that has ended was interrupted or paused before its end, and is to resume.
 
-        One that was interrupted by an error may have its length, but not its end.
+        A run that an error interrupted may have reached its length without having ended.
         """
         unfinished = state.batch_index > 0 or state.failed or not self.reached(state)
         return state.stop_reason in CONTINUED and unfinished
@@ -139,7 +139,7 @@ class Plan:
 
 
 def no_batch() -> ValueError:
-    """There is nothing to train on."""
+    """The error for training data that gave no batch."""
     return ValueError(
         "the training data gave no batch: it is empty, can be iterated only once, or is smaller than a batch, "
         "which drop_last leaves out"
@@ -147,5 +147,5 @@ def no_batch() -> ValueError:
 
 
 def _epoch_start(state: TrainState) -> int:
-    """Optimizer steps taken when the running epoch began, or the next one will."""
+    """The number of optimizer steps at the start of the running epoch, or of the next one between epochs."""
     return state.epoch_start_step if state.batch_index else state.step

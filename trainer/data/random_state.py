@@ -1,4 +1,4 @@
-"""States of the global generators of Python, NumPy and torch, as plain values."""
+"""Seeds, saves and restores the global random generators of Python, NumPy and torch."""
 
 import random
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed % 2**32)
     if torch.backends.cuda.is_built() or torch.backends.mps.is_built():  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
-    else:  # the same without a quarter of a millisecond of looking for devices
+    else:  # the same, but saves the quarter of a millisecond in which torch looks for devices
         torch.default_generator.manual_seed(seed)
 
 
@@ -35,7 +35,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put the generators back, wherever the states lie; CUDA's only as far as the devices are there."""
+    """Restore the generators, from states on any device; of CUDA devices, only those that are present."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     keys, position, has_gauss, cached = state["numpy"]
@@ -48,14 +48,14 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def kept_rng() -> Iterator[None]:
-    """Put the global generators back, at the end, where they are now."""
+    """Restore the present states of the global generators at the end of the block."""
     before = rng_state()
     try:
         yield
     except BaseException as error:
         try:
             set_rng_state(before)
-        except Exception as failed:  # noqa: BLE001 - as of a device that is lost, which the error tells of
+        except Exception as failed:  # noqa: BLE001 - for example a lost device, which ``error`` reports
             error.add_note(f"and the random generators could not be put back: {failed}")
         raise
     set_rng_state(before)

@@ -1,10 +1,10 @@
-"""Seeds from seeds; imports no torch, for code that only reads a study."""
+"""Derives seeds from other seeds; imports no torch, for code that only reads a study."""
 
 from typing import Final
 
 import numpy as np
 
-#: Keeps the generators of data order apart from other uses of the same seed.
+#: Separates the seeds of data order from other uses of the same seed.
 ORDER_STREAM: Final = 0x0DE2
 
 

@@ -1,4 +1,4 @@
-"""Data sets by name: several of one kind, of which the first one counts."""
+"""Handles several validation or test sets by name, the first of which is the main one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _NAME = re.compile(r"\w+")
 
 
 def data_sets(data: Any, prefix: str) -> dict[str, Any]:
-    """Data to evaluate, by what the names of its numbers begin with.
+    """The data sets to evaluate, by the prefix of the names of their metrics.
 
     Args:
-        data: One data set, or several in a mapping by name.
-        prefix: ``"val"`` or ``"test"``: what the names begin with for one data set, and for the first of several,
-            which is the one that counts. Those of another one begin with this, ``_`` and its name.
+        data: One data set, or a mapping of several by name.
+        prefix: ``"val"`` or ``"test"``: the prefix of a single data set, and of the first of several, which is the
+            main one. The prefix of each other set is this, ``_`` and its name.
 
     Raises:
-        ValueError: There is no data set in the mapping, or a name is no word.
+        ValueError: The mapping is empty, or a name has characters other than letters, digits and underscores.
     """
     if not isinstance(data, Mapping):
         return {prefix: data}
@@ -32,14 +32,14 @@ def data_sets(data: Any, prefix: str) -> dict[str, Any]:
 
 
 def check_distinct(prefixes: Iterable[str], metrics: Iterable[str]) -> None:
-    """Refuse sets of which a number of one could be taken for a number of another.
+    """Refuse set names by which a metric of one set could be taken for a metric of another.
 
     Args:
-        prefixes: What the names of each set's numbers begin with, the first one's first.
-        metrics: Names of numbers of the first one: of the metrics, or of all that was recorded of it.
+        prefixes: The prefix of each set's metrics, that of the first set first.
+        metrics: Names of the first set's metrics, without prefix: the given ones, or all that were recorded.
 
     Raises:
-        ValueError: The name of a set and an underscore begin that of a number or of another set.
+        ValueError: A metric or another set has a name that begins with a set's prefix and an underscore.
     """
     first, *others = prefixes
     taken = [f"{first}_{metric}" for metric in metrics] + others
@@ -51,10 +51,10 @@ def check_distinct(prefixes: Iterable[str], metrics: Iterable[str]) -> None:
 
 
 def each_set(function: Callable[[Any], Any], data: Any) -> Any:
-    """The data set, or each of several, replaced by what the function makes of it."""
+    """Apply a function to the data set, or to each of several."""
     return {name: function(one) for name, one in data.items()} if isinstance(data, Mapping) else function(data)
 
 
 def first_set(data: Any) -> Any:
-    """The data set that counts: the first of several, or the only one."""
+    """The main data set: the first of several, or the only one."""
     return next(iter(data.values())) if isinstance(data, Mapping) else data

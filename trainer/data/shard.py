@@ -1,4 +1,4 @@
-"""Shard: which rows of each batch are those of one process of several."""
+"""Shard: splits the rows of each batch among the processes of a run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 class Rows(NamedTuple):
-    """Rows of one batch in a pass.
+    """One process's rows of one batch.
 
     Attributes:
-        start: The first one's place among the rows of the pass.
-        stop: The place after the last one's.
-        absent: Whether the batch has fewer rows than there are processes, and none for this one. The rows are then
-            those of rank 0, to compute with but not to count.
+        start: Index of the first row among the rows of the pass.
+        stop: Index after the last row.
+        absent: Whether the batch has fewer rows than there are processes, and none for this process. It then gets
+            the rows of rank 0, which it computes with but does not count.
     """
 
     start: int
@@ -29,14 +29,14 @@ class Rows(NamedTuple):
 
 
 class Shard:
-    """The part of each batch that one process of several works on.
+    """Selects the part of each batch that one of several processes works on.
 
-    The rows of a batch are dealt in order, and the first processes get one more where they do not come out even.
+    The rows of a batch are dealt in order; if they can't be split evenly, the first processes get one more.
 
     Args:
         rank: Number of the process.
         size: Number of processes.
-        state: ``state.absent`` is kept up for the batch that is handed out.
+        state: The run's state; `mark` sets its ``absent`` for each batch that is handed out.
     """
 
     def __init__(self, rank: int, size: int, state: TrainState) -> None:
@@ -45,17 +45,17 @@ class Shard:
         self._state = state
 
     def rows(self, samples: int, batch_size: int) -> Iterator[Rows]:
-        """This process's rows of each batch of so many samples.
+        """This process's rows of each batch of a pass.
 
         Args:
-            samples: Samples of the pass, or of what is left of it.
-            batch_size: Samples a batch, of all processes together.
+            samples: Samples of the pass, or of the rest of it.
+            batch_size: Samples per batch, of all processes together.
         """
         for first in range(0, samples, batch_size):
             yield self.of_batch(first, min(batch_size, samples - first))
 
     def of_batch(self, first: int, length: int) -> Rows:
-        """This process's rows of one batch of ``length`` rows, of which the first is at ``first``."""
+        """This process's rows of one batch of ``length`` rows, whose first row has the index ``first``."""
         start, stop = dealt(length, self.rank, self.size)
         absent = start == stop
         if absent:
@@ -64,29 +64,30 @@ class Shard:
 
     @property
     def absent(self) -> bool:
-        """Whether the batch that was handed out is another process's."""
+        """Whether the rows of the current batch are another process's."""
         return self._state.absent
 
     def mark(self, *, absent: bool) -> None:
-        """Say of the batch that is handed out whether it is another process's."""
+        """Note whether the rows of the batch that is handed out next are another process's."""
         self._state.absent = absent
 
 
 def dealt(length: int, rank: int, size: int) -> tuple[int, int]:
-    """Start and stop of the rows, out of ``length``, that the process of a rank gets of ``size`` processes."""
+    """Start and stop of the rows that process ``rank`` of ``size`` gets out of ``length``."""
     each, more = divmod(length, size)
     start = rank * each + min(rank, more)
     return start, start + each + (rank < more)
 
 
 def check_sharded(data: Any, shard: Shard) -> None:
-    """Refuse data of which each process would get the same batches.
+    """Refuse data that would give each process the same batches.
 
-    What has places is dealt by them. A ready DataLoader has to have a `DistributedSampler`. Other data say by an
-    attribute ``sharded = True`` that each process gets a part of its own; they need a length, equal in all.
+    Data with items by number is split by these numbers. A ready DataLoader needs a `DistributedSampler`. Any other
+    data must declare by the attribute ``sharded = True`` that it gives each process its own part, and needs a
+    length, the same in all processes.
 
     Raises:
-        ValueError: The data does not say so, or has no length.
+        ValueError: The data does not declare that, or has no length.
     """
     loader = isinstance(data, DataLoader)
     iterable = isinstance(data, IterableDataset)
@@ -110,7 +111,7 @@ def check_sharded(data: Any, shard: Shard) -> None:
 
 
 def warn_of_repeats(loader: DataLoader[Any]) -> None:
-    """Warn where a DistributedSampler gives some samples to two processes, so that all get as many."""
+    """Warn if a DistributedSampler gives some samples to two processes so that all get equally many."""
     for sampler in samplers_of(loader):
         if not isinstance(sampler, DistributedSampler):
             continue
@@ -126,10 +127,10 @@ def warn_of_repeats(loader: DataLoader[Any]) -> None:
 
 
 def samplers_of(loader: DataLoader[Any]) -> tuple[Any, ...]:
-    """Whatever may draw the samples of a loader; None where it has no such one."""
+    """The objects that may draw a loader's samples: sampler, batch sampler and its sampler; None if absent."""
     return loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
 
 
 def is_batches(data: Any) -> bool:
-    """Whether data are `trainer.data.batches.Batches`; a Dataset never is, whatever it is called by."""
+    """Whether data are `trainer.data.batches.Batches`; a Dataset never is, even if it has a method ``epoch``."""
     return not isinstance(data, Dataset) and callable(getattr(data, "epoch", None))

@@ -1,4 +1,4 @@
-"""TrainStream: the training batches of a run, pass after pass, from wherever it stands."""
+"""TrainStream: gives the training batches of a run, pass after pass, from any position."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from trainer.data.sets import each_set
 from trainer.data.shard import Shard
 from trainer.state import TrainState
 
-# Keeps the random streams of epochs that begin inside a pass apart from those of passes.
+# Separates the seeds of epochs that begin inside a pass from those of passes.
 _EPOCH_STREAM = 0xE90C
-# Keeps the random streams of processes apart.
+# Separates the seeds of processes.
 _RANK_STREAM = 0x4A7B
 
 
 class TrainStream:
-    """Batches in an order that depends on (seed, pass) alone, with the random generators that go with it.
+    """Gives batches in an order that depends only on (seed, pass), and seeds the random generators for them.
 
-    Each pass seeds the global generators anew, and so does each epoch that starts inside a pass; resuming anywhere
-    can then first repeat the data order of the pass, and put the generators where they were.
+    Each pass seeds the global generators anew, and so does each epoch that starts inside a pass. A run can thus
+    resume anywhere: it repeats the data order of the pass, then restores the saved states of the generators.
 
     Args:
         data: The training data, see `trainer.data.batches.make_batches`.
         options: How to batch it.
-        device: Where the batches are to lie.
-        state: Says which pass and which batch are next, and of what size; ``data_epoch``, ``data_batch`` and
-            ``pass_batch_size`` are kept up here.
+        device: The device of the batches.
+        state: The run's state, with the next pass, the next batch and its size; the stream updates ``data_epoch``
+            and ``pass_batch_size``, and sets ``data_batch`` to 0 at the end of a pass.
         seed: The run's seed.
-        shard: Which part of each batch is this process's, of several; each draws random numbers of its own.
+        shard: With several processes, this process's part of each batch; each process draws its own random
+            numbers.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class TrainStream:
         self.length = self._length()
 
     def start_epoch(self, rng: dict[str, Any] | None) -> None:
-        """Bring order and generators to where the state stands; ``rng`` are those of an epoch that resumes."""
-        if self._state.data_batch or not self._state.batch_index:  # else a pass is over, and the next not begun
+        """Set data order and generators for the state's position; ``rng`` has the states of a resumed epoch."""
+        if self._state.data_batch or not self._state.batch_index:  # else a pass has ended, and the next not begun
             self._open()
         if rng is not None:
             set_rng_state(rng)
@@ -83,7 +84,7 @@ class TrainStream:
         self._open()
 
     def rest_of_pass(self) -> Iterator[Any]:
-        """The batches that are left of this pass, which may be opened again after each of them."""
+        """The remaining batches of this pass; reopens the pass if a change of the batch size has cut it."""
         reopened = True
         while reopened:
             reopened = False
@@ -95,10 +96,10 @@ class TrainStream:
                     break
 
     def end_pass(self) -> None:
-        """Count a pass as finished, and let the next one begin.
+        """Count the pass as finished, so that the next one can begin.
 
         Raises:
-            ValueError: It had no batch.
+            ValueError: The pass had no batch.
         """
         if not self._state.data_batch:
             raise no_batch()
@@ -108,10 +109,10 @@ class TrainStream:
         self._iterator = self._handed = None
 
     def skip_pass(self, plan: Plan) -> None:
-        """Count a pass as finished of which no batch was trained on.
+        """Count a pass as finished without training on any of its batches.
 
         Raises:
-            ValueError: An epoch is no whole pass.
+            ValueError: Epochs are not whole passes (``validate_every``).
         """
         if plan.validate_every is not None:
             raise ValueError("skip('epoch') leaves out a whole pass, which with validate_every an epoch is not")
@@ -120,13 +121,13 @@ class TrainStream:
         self._iterator = None
 
     def rebatch(self, options: BatchOptions, *, now: bool) -> None:
-        """Batch the data in another way, from the next pass on; with ``now`` from the next batch on.
+        """Use other batch options from the next pass on; with ``now``, from the next batch on.
 
-        Before the first batch of a fit that resumes inside a pass, this pass keeps its size, too, but for ``now``.
+        A fit that resumes inside a pass keeps the batch size of this pass, unless ``now`` is set.
 
         Raises:
-            ValueError: The data comes in batches of its own, or it is to change ``now`` and has no length, a limit
-                that counts batches, or a batch under way; or a pass is being trained on and it is not.
+            ValueError: The data comes in batches of its own; or ``now`` is set and the data is iterable, a limit
+                counts batches, or a batch is in progress; or ``now`` is not set and a pass is in progress.
         """
         state, opened = self._state, self._iterator is not None
         if opened and state.data_batch > 0 and not now:
@@ -145,9 +146,9 @@ class TrainStream:
             self.length = self._length()
 
     def validated(self, val: Any) -> Any:
-        """What the fit validates: its validation data, or, for each set, the few batches that it trains on.
+        """The data that the fit validates: ``val``; with ``overfit_batches``, those batches in place of each set.
 
-        A DataLoader that is trained on as well may be validated inside a pass, which its workers must not leave.
+        A DataLoader that is also the training data gets other workers, as its own may be inside a training pass.
         """
         if val is None:
             return None
@@ -161,7 +162,7 @@ class TrainStream:
         close_batches(self._batches)
 
     def _check_change(self) -> None:
-        if self._handed == self._state.data_batch:  # else it is counted already
+        if self._handed == self._state.data_batch:  # the batch that was handed out is not yet counted
             raise ValueError(
                 "the batch size can't change while a batch is under way, whose samples would come twice or be "
                 "left out: set it in on_train_batch_end"
@@ -176,14 +177,14 @@ class TrainStream:
             self._batches.remaining(0)
 
     def _cut(self, size: int) -> None:
-        """Note how far the pass is, and open it there again for the next batch, of another size."""
+        """Note the position in the pass, so that the next batch reopens the pass there with another size."""
         state = self._state
         state.cut_samples += (state.data_batch - state.cut_batches) * state.pass_batch_size
         state.cut_batches, state.pass_batch_size = state.data_batch, size
         self._iterator = None
 
     def _resize(self) -> None:
-        """Make batches of the size that the next one has, where those there are have another."""
+        """Make the batches anew if the size of the next batch differs from theirs."""
         size = self._state.pass_batch_size or self._options.batch_size
         if size != self._size and not is_batched(self._data):
             close_batches(self._batches)
@@ -203,12 +204,12 @@ class TrainStream:
         return train_batches(self._data, options, self._device, seed=self._seed, shard=self._shard)
 
     def _seed_all(self, *parts: int) -> None:
-        """Seed the global generators; those of rank 0 as those of a run of one process."""
+        """Seed the global generators; rank 0 gets the same seeds as a run with one process."""
         rank = () if self._shard is None or not self._shard.rank else (_RANK_STREAM, self._shard.rank)
         seed_all(derive_seed(self._seed, *parts, *rank))
 
     def _is_iterable(self) -> bool:
-        """Whether the data may come to an end before the length that it says."""
+        """Whether the data is iterable, and so may end before its stated length."""
         data = self._data.dataset if isinstance(self._data, DataLoader) else self._data
         return isinstance(data, IterableDataset)
 
@@ -223,10 +224,10 @@ class TrainStream:
         if self._iterator is None:
             self._resize()
             state, batches = self._state, self._batches
-            state.absent = False  # who deals batches says otherwise for each; a ready DataLoader never does
+            state.absent = False  # a Shard sets it for each batch; a ready DataLoader never does
             self.length, state.pass_batch_size = self._length(), self._size
             skip = state.data_batch - state.cut_batches
-            if skip or not state.cut_batches:  # else the pass is at a cut: its random numbers continue
+            if skip or not state.cut_batches:  # else the pass is exactly at a cut: its random numbers continue
                 self._seed_all(state.data_epoch)
             if isinstance(batches, LoaderBatches | TensorBatches):
                 self._iterator = iter(batches.epoch(state.data_epoch, skip, state.cut_samples))
