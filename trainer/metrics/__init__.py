@@ -1,1 +1,1 @@
-"""What an epoch measures: sums on the device, metric objects, and what a loss is the mean of."""
+"""Measures an epoch: sums on the device, metric objects, and the divisors of losses that are means."""

@@ -1,7 +1,7 @@
-"""What the mean that a loss returns was divided by: samples, elements, or the targets that count.
+"""Finds what the mean that a loss returns was divided by: samples, elements, or the targets that count.
 
-The mean of a whole set is the sum over its batches, divided by the sum of these. For a cross-entropy with class
-weights or with ignored targets neither the number of samples nor that of targets will do.
+The mean over a whole data set is the sum over its batches divided by the sum of these. For a cross-entropy with
+class weights or ignored targets, it is neither the number of samples nor the number of targets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Loss = Callable[[Any, Any], Tensor]
-#: Takes (loss, outputs, targets) of a batch; returns what the loss was divided by, None for a sum.
+#: Takes (loss, outputs, targets) of a batch; returns what the loss was divided by, or None if it is a sum.
 Denominator = Callable[[Tensor, Any, Any], Tensor | float | None]
 _Option = Callable[[str], Any]
 
@@ -46,27 +46,27 @@ _OF_SAMPLES: Final[dict[type[nn.Module], Callable[..., Tensor]]] = {
 }
 _KNOWN: Final = {**_OF_ELEMENTS, **_OF_TARGETS, **_OF_SAMPLES}
 _CALL: Final = nn.Module.__call__
-#: In these functions ``weight`` weighs elements, and the mean is over the weights; their modules have none.
+#: In these functions ``weight`` weights elements, and the mean is over the weights; their modules have no weight.
 _WEIGHS_ELEMENTS: Final = frozenset(
     {functional.mse_loss, functional.l1_loss, functional.huber_loss, functional.smooth_l1_loss}
 )
 _DEFAULTS: Final = {"reduction": "mean", "weight": None, "ignore_index": -100}
-#: Types in which torch's own count of targets is exact, or as good as the loss.
+#: Types in which torch's own count of targets is exact, or as precise as the loss.
 _EXACT: Final = frozenset({torch.float32, torch.float64})
 
 
 def denominator_of(loss: Loss) -> Denominator | None:
-    """How to find what a loss was divided by; None: nothing is known, so it counts as a mean over samples.
+    """A function that finds what a loss was divided by; None for an unknown loss, taken for a mean over samples.
 
-    Known are torch's losses of two arguments: modules, subclasses that leave ``forward`` alone, functions of
-    ``torch.nn.functional``, `functools.partial` of those, and what torch.compile makes of any of them.
+    Known are torch's losses of two arguments: modules, subclasses that do not override ``forward``, functions of
+    ``torch.nn.functional``, `functools.partial` of those, and the compiled form of any of them.
     """
     function, option = _recognised(loss)
     if function is None:
         return None
 
     def denominator(value: Tensor, outputs: Any, targets: Any) -> Tensor | float | None:
-        reduction = option("reduction")  # asked for each time: a module's options can be changed
+        reduction = option("reduction")  # read each time, as a module's options may change
         if reduction == "sum":
             return None
         if reduction == "batchmean":
@@ -81,11 +81,11 @@ def denominator_of(loss: Loss) -> Denominator | None:
 
 
 def as_written(loss: Any) -> Any:
-    """What torch.compile was given, of what it returned; anything else as it is."""
+    """The loss inside the wrappers of torch.compile; any other loss as it is."""
     while True:
         if isinstance(loss, nn.Module):
             inner = loss._modules.get("_orig_mod")  # noqa: SLF001 - the mark of torch.compile
-        else:  # by whose code it is: functools.wraps copies attributes and names, but not globals
+        else:  # recognised by its globals, as functools.wraps copies attributes and names, but not globals
             module: str = getattr(loss, "__globals__", {}).get("__name__", "")
             inner = getattr(loss, "__wrapped__", None) if module.startswith("torch._dynamo.") else None
         if inner is None:
@@ -94,7 +94,7 @@ def as_written(loss: Any) -> Any:
 
 
 def _recognised(loss: Loss) -> tuple[Callable[..., Tensor] | None, _Option]:
-    """The function of torch that computes a loss, and its options by name."""
+    """The torch function that computes a loss, or None; and a function that returns the loss's option by name."""
     loss = as_written(loss)
     if isinstance(loss, nn.Module):
         for kind, function in _KNOWN.items():
@@ -119,8 +119,8 @@ def _elements(outputs: Tensor, targets: Tensor) -> float:
 def _counted(
     value: Tensor, outputs: Tensor, targets: Tensor, weight: Tensor | None, ignored: int
 ) -> Tensor | float:
-    """The weights of the targets that count; on the device, as the targets are."""
-    # What torch divided by, kept for its backward pass; counting again takes a third of the loss's time.
+    """The sum of the weights of the targets that count, on the targets' device."""
+    # Torch keeps its divisor for the backward pass; counting again would take a third of the loss's time.
     own = getattr(value.grad_fn, "_saved_total_weight", None)
     if own is not None and own.dtype in _EXACT:
         return own  # type: ignore[no-any-return]
@@ -130,5 +130,5 @@ def _counted(
     if weight is None:
         return counts.sum()
     weights = weight if weight.dtype in _EXACT else weight.float()
-    # The ignored index may be none of the classes.
+    # The ignored index may be outside of the classes.
     return (weights[torch.where(counts, targets, 0)] * counts).sum()

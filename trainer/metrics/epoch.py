@@ -1,4 +1,4 @@
-"""What an epoch records: sums kept on the device and brought over in one transfer, and metric objects."""
+"""EpochMetrics: records an epoch as sums on the device, read in one transfer, and as metric objects."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Reduce = Literal["mean", "sum", "max"]
 #: One recorded value: its name, a copy of it, its weight, and how it is reduced.
 Recorded = tuple[str, Tensor, Tensor | float, Reduce]
 
-# Values wait in a list, because appending costs a training step nothing; this many are then folded into one.
+# Values are appended to a list, which costs a training step nearly nothing; this many are then folded into one.
 _FOLD = 512
-#: So many of the latest values are kept one by one.
+#: How many of the latest values are kept one by one.
 KEPT = 128
 
 
@@ -37,9 +37,9 @@ class _Accumulator:
     pairs: list[tuple[Tensor, Tensor | float]] = field(default_factory=list)
     total: Tensor | None = None
     weight: Tensor | None = None
-    #: The result on the host, of all that was folded when it was asked for.
+    #: The latest result, as a float; None if values were folded since.
     known: float | None = None
-    #: The latest of them that are folded.
+    #: The latest of the folded values, with their weights.
     folded: list[tuple[Tensor, Tensor | float]] = field(default_factory=list)
 
     @property
@@ -57,17 +57,17 @@ class _Accumulator:
             self.total = folded if self.total is None else self.plus(folded)
         else:
             weights = stacked_weights(self.weights, values.device, self.dtype)
-            # A batch without weight counts for nothing, also where its mean is 0 / 0.
+            # A batch of weight 0 counts for nothing, even if its mean is 0 / 0.
             folded = torch.where(weights == 0, 0.0, values * weights).sum()
             self.total = folded if self.total is None else self.plus(folded)
-            # What can be no weight makes the sum NaN, which is looked at when it is on the host.
+            # An invalid weight makes the sum NaN, which is checked once the sum is on the host.
             folded = torch.where(torch.isfinite(weights) & (weights >= 0), weights, torch.nan).sum()
             self.weight = folded if self.weight is None else self.weight + folded
         self.folded = [*self.folded, *self.pairs][-KEPT:]
         self.pairs, self.known = [], None
 
     def add(self, other: _Accumulator) -> None:
-        """Take in what another one has recorded."""
+        """Add what another accumulator has recorded."""
         for one in (self, other):
             if one.pairs:
                 one.fold()
@@ -77,22 +77,22 @@ class _Accumulator:
             self.weight = other.weight if self.weight is None else self.weight + other.weight
 
     def plus(self, value: Tensor) -> Tensor:
-        """The total with another one in it."""
+        """The total combined with another one."""
         assert self.total is not None
         return torch.maximum(self.total, value) if self.reduce == "max" else self.total + value
 
     def result(self, device: torch.device) -> Tensor:
-        """Total and weight, on the device; without any value a number that changes no sum."""
+        """Total and weight, on the device; without any value, the neutral element of the reduction."""
         if self.pairs:
             self.fold()
-        if self.total is None:  # other processes have recorded it
+        if self.total is None:  # only other processes have recorded values
             nothing = [-math.inf if self.reduce == "max" else 0.0, 0.0]
             return torch.tensor(nothing, dtype=self.dtype, device=device)
         return torch.stack((self.total, self.total if self.weight is None else self.weight))
 
 
 def stacked_weights(weights: list[Tensor | float], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Weights, numbers and tensors of one element, as one tensor; nothing is read from the device."""
+    """Weights, each a number or a tensor of one element, as one tensor; nothing is read from the device."""
     tensors = [weight for weight in weights if isinstance(weight, Tensor)]
     if not tensors:
         return torch.tensor(weights, dtype=dtype).to(device, non_blocking=True)
@@ -103,21 +103,21 @@ def stacked_weights(weights: list[Tensor | float], device: torch.device, dtype: 
 
 
 class EpochMetrics:
-    """The numbers of one epoch by name: running means, sums and maxima, and metric objects.
+    """The metrics of one epoch by name: running means, sums and maxima, and metric objects.
 
-    Nothing is read back from the device before ``compute``.
+    Nothing is read from the device before ``compute``.
 
     Args:
-        device: Where the recorded tensors lie.
-        metrics: The metrics that ``measure`` takes, by name: functions of (outputs, targets), whose values are
+        device: The device of the recorded tensors.
+        metrics: The metrics that ``measure`` updates, by name: functions of (outputs, targets), whose values are
             means over the samples of a batch, and objects with ``update``, ``compute`` and ``reset``.
-        group: The processes that record; ``compute`` gives the numbers of all together, in all.
+        group: The processes that record; ``compute`` returns the metrics of all together, in each of them.
 
     Attributes:
-        tap: Where each value is appended too as it is recorded, while somebody listens; the list is theirs.
+        tap: A list of the listener, to which each value is also appended when it is recorded; None: no listener.
 
     Raises:
-        TypeError: A metric is neither a function nor an object with the methods of one.
+        TypeError: A metric is neither a function nor an object with these methods.
         ValueError: The name of a metric is taken.
     """
 
@@ -138,12 +138,12 @@ class EpochMetrics:
         self._functions: dict[str, Any] = {
             name: metric for name, metric in metrics.items() if not is_object(metric)
         }
-        #: Those of the metrics that are objects.
+        #: The metrics that are objects.
         objects = {name: item for name, item in metrics.items() if is_object(item)}
         self.objects = MetricObjects(objects, device, self._group)
 
     def fresh(self) -> EpochMetrics:
-        """Another one for the same metrics, with nothing recorded."""
+        """A new recorder for the same metrics, with nothing recorded."""
         return EpochMetrics(self._device, self._metrics, self._group)
 
     def record(
@@ -154,23 +154,23 @@ class EpochMetrics:
         Args:
             name: Its name.
             value: One number.
-            weight: What it is the mean of: a number of samples, say, at least 0; unused for ``"max"``. A value
-                without weight counts for nothing. A tensor must not be changed in place afterwards.
+            weight: What the value is the mean of, such as the number of samples; at least 0; unused for ``"max"``.
+                A value of weight 0 counts for nothing. A tensor must not be changed in place afterwards.
             reduce: ``"mean"``, ``"sum"`` or ``"max"`` of the epoch's values.
 
         Raises:
-            MetricError: It is no real number, nor a tensor with one element.
+            MetricError: The value is neither a real number nor a tensor with one element.
         """
         if not isinstance(value, Tensor):
             value = torch.tensor(number(name, value), device=self._device, dtype=self._dtype)
         elif value.is_complex() or (value.dim() and value.numel() != 1):
             raise MetricError.of(name, value)
-        elif value.device.type != self._device.type:  # values of both kinds could not be stacked
+        elif value.device.type != self._device.type:  # values on different devices can't be stacked
             value = value.to(self._device, self._dtype)
         accumulator = self._accumulators.get(name)
         if accumulator is None:
             accumulator = self._accumulators[name] = _Accumulator(reduce, self._dtype)
-        # A copy: what was handed over may be changed in place before it is looked at.
+        # A copy: the caller may change its tensor in place before it is read.
         copy = value.detach().clone()
         copy = copy.reshape(()) if copy.dim() else copy
         accumulator.pairs.append((copy, weight))
@@ -180,16 +180,16 @@ class EpochMetrics:
             accumulator.fold()
 
     def measure(self, prefix: str, outputs: Any, targets: Any, samples: Tensor | float) -> None:
-        """Hand one batch of so many samples to all metrics; gradients are off."""
+        """Pass one batch of ``samples`` samples to all metrics, with gradients disabled."""
         for name, function in self._functions.items():
             self.record(f"{prefix}_{name}", function(outputs, targets), samples)
         if self.objects:
             self.objects.update(prefix, outputs, targets, counts=isinstance(samples, Tensor) or samples > 0)
 
     def latest(self, name: str, count: int) -> tuple[list[Tensor], list[Tensor | float]]:
-        """The latest values recorded under a name, on the device, and their weights, n ≤ count ≤ `KEPT` of each.
+        """The latest values recorded under a name, on the device, and their weights; at most ``count`` (≤ `KEPT`).
 
-        After a resume inside an epoch some of those before it may be missing; both are empty where there is none.
+        After a resume inside an epoch, earlier values may be missing. Both lists are empty if there are no values.
         """
         item = self._accumulators.get(name)
         if item is None:
@@ -200,9 +200,9 @@ class EpochMetrics:
         return [value for value, _ in pairs], [weight for _, weight in pairs]
 
     def compute(self) -> dict[str, float]:
-        """The epoch's numbers by name, in the order of first recording, those of objects last.
+        """The epoch's metrics by name, in the order of first recording, those of objects last.
 
-        A number is brought over and computed once, however often it is asked for.
+        Each value is transferred and computed only once, even if this is called again.
 
         Raises:
             ValueError: A weight was negative or not finite.
@@ -218,7 +218,7 @@ class EpochMetrics:
         return values | self.objects.compute()
 
     def _compute_together(self) -> None:
-        """Let all that is known be what all processes have recorded, under whatever names, added up by rank."""
+        """Set ``known`` of each name that any process recorded to the result of all processes, summed by rank."""
         items = self._accumulators
         self._group.arrive()
         own = [item.result(self._device) for item in items.values()]
@@ -237,13 +237,13 @@ class EpochMetrics:
         self.objects.forget()
 
     def forget(self, prefix: str) -> None:
-        """Forget what was recorded under names that begin so."""
+        """Forget what was recorded under names that begin with ``prefix``."""
         kept = {name: item for name, item in self._accumulators.items() if not name.startswith(prefix)}
         self._accumulators = kept
         self.objects.forget(prefix)
 
     def state_dict(self) -> dict[str, Any]:
-        """Unfolded, so that a resumed epoch adds in the same order and ends with the same bits."""
+        """The recorded values, not folded further, so that a resumed epoch adds them in the same order."""
         sums = {
             name: {
                 "reduce": item.reduce,
@@ -257,7 +257,7 @@ class EpochMetrics:
         return {"sums": sums, "objects": self.objects.state_dict()}
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned, of several recorders all together."""
+        """Load what ``state_dict`` returned; the states of several recorders are added."""
         self.reset()
         for state in states:
             self._add(state)
@@ -284,14 +284,14 @@ class EpochMetrics:
 def _pairs(
     values: Tensor | None, weights: Tensor | None, device: torch.device
 ) -> list[tuple[Tensor, Tensor | float]]:
-    """Values with their weights, from what a state has of both."""
+    """Values with their weights, from the two tensors of a saved state."""
     if values is None or weights is None:
         return []
     return list(zip(values.to(device), weights.to(device), strict=True))
 
 
 def reduced(measured: Sequence[tuple[Reduce, float, float]]) -> tuple[Reduce, float, float]:
-    """How to reduce, total and weight of what several processes have recorded under one name, by rank."""
+    """Reduction, total and weight over all processes, from those of each for one name, by rank."""
     reduce, totals = measured[0][0], [total for _, total, _ in measured]
     if reduce == "max":
         return reduce, math.nan if any(map(math.isnan, totals)) else max(totals), 0.0
@@ -299,7 +299,7 @@ def reduced(measured: Sequence[tuple[Reduce, float, float]]) -> tuple[Reduce, fl
 
 
 def _quotient(name: str, total: float, weight: float) -> float:
-    """The mean; NaN where nothing counted."""
+    """The mean; NaN with a warning if the weight is 0."""
     if weight != weight:
         raise ValueError(
             f"{name}: the weight of a batch is negative or not finite; let the step return the number of tokens, "

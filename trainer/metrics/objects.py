@@ -1,4 +1,4 @@
-"""MetricObjects: metrics that are updated batch by batch and computed once, a copy for each set."""
+"""MetricObjects: metrics that are updated with each batch and computed once, with a copy for each data set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MetricObject(Protocol):
     """The interface of torchmetrics."""
 
     def update(self, outputs: Any, targets: Any) -> Any:
-        """Take in one batch, as [samples, …] each; what it returns is not looked at."""
+        """Take in one batch, outputs and targets as [samples, …]; the return value is ignored."""
         ...
 
     def compute(self) -> Any:
@@ -39,17 +39,17 @@ class MetricObject(Protocol):
 #: A function of (outputs, targets), or an object.
 Metric = Callable[[Any, Any], Any] | MetricObject
 
-#: What makes a metric an object of its own, rather than a function.
+#: The methods by which a metric counts as an object, rather than a function.
 METHODS = ("update", "compute", "reset")
 
 
 def is_object(metric: Any) -> TypeGuard[MetricObject]:
-    """Whether a metric, or the instances of a class, are updated rather than called."""
+    """Whether a metric, or a class's instances, are objects that are updated rather than functions."""
     return all(callable(getattr(metric, name, None)) for name in METHODS)
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> None:
-    """Refuse what is no metric, and names that are taken.
+    """Refuse objects that are no metrics, and names that are taken.
 
     Raises:
         TypeError: A metric is neither a function nor an object with ``update``, ``compute`` and ``reset``.
@@ -70,7 +70,7 @@ def check_metrics(metrics: Mapping[str, Any]) -> None:
 
 
 def measured_alone(metric: Any, outputs: Any, targets: Any) -> Any:
-    """What a metric gives for one batch alone; an object is left as it is."""
+    """The value of a metric for one batch alone; an object is not changed."""
     if not is_object(metric):
         return metric(outputs, targets)
     alone = deepcopy(metric)
@@ -80,7 +80,7 @@ def measured_alone(metric: Any, outputs: Any, targets: Any) -> Any:
 
 
 def metric_at_work(error: BaseException) -> str:
-    """The metric object, by the name that a person gave it, that an exception came from; empty for any other."""
+    """The user's name of the metric object that an exception came from; empty if it came from none."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if isinstance(frame.f_locals.get("self"), MetricObjects) and "name" in frame.f_locals:
             return str(frame.f_locals["name"])
@@ -88,16 +88,16 @@ def metric_at_work(error: BaseException) -> str:
 
 
 def synchronises_itself(metric: Any) -> bool:
-    """Whether a metric's ``compute`` asks the other processes what they have seen, as torchmetrics' do."""
+    """Whether a metric's ``compute`` itself combines what all processes have seen, as in torchmetrics."""
     return hasattr(metric, "sync_on_compute") and bool(metric.sync_on_compute)
 
 
 def check_mergeable(metrics: Mapping[str, Any], *, both: bool = False) -> None:
-    """Refuse metric objects of which those of several processes can't be put together.
+    """Refuse metric objects whose states from several processes can't be merged.
 
     Args:
         metrics: The objects by name.
-        both: Whether they have to be merged here, so that it does not help if ``compute`` would do so.
+        both: Whether an object needs ``merge_state`` even if its ``compute`` combines all processes.
 
     Raises:
         ValueError: One has no ``merge_state``.
@@ -112,17 +112,17 @@ def check_mergeable(metrics: Mapping[str, Any], *, both: bool = False) -> None:
 
 
 class MetricObjects:
-    """Copies of metric objects, one for each set of data, on the device.
+    """Copies of metric objects on the device, one for each data set.
 
-    The objects that a person gave are left as they are.
+    The user's objects are not changed.
 
     Args:
-        originals: The objects by name.
-        device: Where their copies are to lie.
+        originals: The user's objects by name.
+        device: The device of the copies.
         group: The processes that update them.
 
     Raises:
-        ValueError: There are several processes, and an object says nothing about how theirs are put together.
+        ValueError: There are several processes, and an object can't be merged.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class MetricObjects:
         self._group = group
         self._originals = originals
         self._device = device
-        # By set and name; those that have been updated since they were reset, with their value if it is known.
+        # By set and name. ``_active`` has those updated since their reset, with the value if it is known.
         self._copies: dict[tuple[str, str], Any] = {}
         self._active: dict[tuple[str, str], float | None] = {}
 
@@ -142,9 +142,9 @@ class MetricObjects:
         return bool(self._originals)
 
     def update(self, prefix: str, outputs: Any, targets: Any, *, counts: bool = True) -> None:
-        """Hand one batch of a set to that set's copies; one that does not count leaves them as they are."""
+        """Update a set's copies with one of its batches; without ``counts`` they only become active."""
         if type(outputs) in _STRUCTURES or isinstance(outputs, Tensor):
-            outputs = map_tensors(torch.detach, outputs)  # an object that keeps them would keep their graph
+            outputs = map_tensors(torch.detach, outputs)  # an object that keeps outputs must not keep their graph
         for name in self._originals:
             copy = self._activated(prefix, name)
             if counts:
@@ -154,7 +154,7 @@ class MetricObjects:
         """The value of each copy that has seen a batch, computed once.
 
         Raises:
-            MetricError: One gave something else than a real number.
+            MetricError: A value is no real number.
         """
         values: dict[str, float] = {}
         if self._group.size > 1 and self._originals:
@@ -167,7 +167,7 @@ class MetricObjects:
         return values
 
     def _align(self) -> None:
-        """Have the same copies to compute, in the same order, as all other processes."""
+        """Make the active copies, and their order, the same in all processes."""
         of_ranks = self._group.gather(list(self._active.items()))
         known = [{key for key, value in of_rank if value is not None} for of_rank in of_ranks]
         for key in dict.fromkeys(key for of_rank in of_ranks for key, _ in of_rank):
@@ -178,7 +178,7 @@ class MetricObjects:
         }
 
     def _value(self, prefix: str, name: str) -> float:
-        """The value of all batches, in several processes of all that these have seen."""
+        """The value over all batches, of all processes."""
         own, full = self._copies[prefix, name], f"{prefix}_{name}"
         if self._group.size > 1 and not synchronises_itself(own):
             states = self._group.gather(_state_of(own, full))
@@ -192,16 +192,16 @@ class MetricObjects:
         return copy
 
     def forget(self, prefix: str = "") -> None:
-        """Reset what was updated under names that begin so."""
+        """Reset the active copies whose names begin with ``prefix``."""
         for key in [key for key in self._active if "_".join(key).startswith(prefix)]:
             self._copies[key].reset()
             del self._active[key]
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the copies that have seen a batch, by set and name.
+        """The states of the active copies, by set and name.
 
         Raises:
-            TypeError: One holds what no checkpoint can.
+            TypeError: A copy holds something that can't be saved in a checkpoint.
         """
         state: dict[str, Any] = {}
         for prefix, name in self._active:
@@ -209,10 +209,10 @@ class MetricObjects:
         return state
 
     def add(self, state: Mapping[str, Any]) -> None:
-        """Take in what ``state_dict`` returned; those of metrics that are gone are left out.
+        """Load what ``state_dict`` returned, merged with the present states; unknown metrics are left out.
 
         Raises:
-            ValueError: Another process's state is there already, and the object can't be merged.
+            ValueError: An object already has the state of another process and can't be merged.
         """
         for prefix, of_set in state.items():
             for name, saved in of_set.items():
@@ -223,7 +223,7 @@ class MetricObjects:
                     own, other = self._copies[prefix, name], self._restored(prefix, name, saved)
                     own.merge_state(other if synchronises_itself(own) else [other])
                 else:
-                    # A copy: the object takes over what it is given, and it may be loaded once more.
+                    # A copy: the object keeps what it is given, and the checkpoint may be loaded again.
                     copy = map_tensors(lambda tensor: tensor.detach().to(self._device, copy=True), saved)
                     _put_back(self._activated(prefix, name), copy)
 
@@ -240,7 +240,7 @@ class MetricObjects:
         for module in _modules(metric).values():
             persistent: Any = getattr(module, "persistent", None)
             if callable(persistent):
-                persistent(mode=True)  # torchmetrics saves nothing otherwise
+                persistent(mode=True)  # otherwise torchmetrics saves nothing
         if callable(getattr(metric, "to", None)):
             moved = metric.to(self._device)
             metric = metric if moved is None else moved
@@ -258,7 +258,7 @@ def _modules(metric: Any) -> dict[str, nn.Module]:
 
 
 def _state_of(metric: Any, name: str) -> Any:
-    """What has to be put back into a fresh copy: its own word, and all plain attributes where it gives none."""
+    """A metric's state: its ``state_dict`` if it has one, plain attributes of modules, or else all attributes."""
     if isinstance(metric, nn.Module):
         plain = {path: _plain_attributes(module) for path, module in _modules(metric).items()}
         state: dict[str, Any] = {"state": dict(metric.state_dict()), "plain": plain}
@@ -267,7 +267,7 @@ def _state_of(metric: Any, name: str) -> Any:
     else:
         state = {"plain": {"": dict(vars(metric))}}
     try:
-        # A copy of its lists, to which it keeps appending.
+        # Copies its containers, as the metric appends to its lists.
         return map_tensors(lambda tensor: tensor, readable(state))
     except UnreadableError as error:
         raise TypeError(
@@ -284,5 +284,5 @@ def _put_back(metric: Any, saved: Mapping[str, Any]) -> None:
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """Counts and flags that are no part of a module's ``state_dict``."""
+    """Counts and flags of a module that its ``state_dict`` lacks."""
     return {key: value for key, value in vars(module).items() if type(value) in _PLAIN}

@@ -1,4 +1,4 @@
-"""WholeSet: a function of all outputs and all targets of a set, as a metric."""
+"""WholeSet: a metric from a function of all outputs and all targets of a data set."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class WholeSet:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What is in a value beside tensors in plain tuples, lists and dicts."""
+    """The parts of a value that are no tensors, in plain tuples, lists and dicts."""
     if type(value) in (tuple, list, dict):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _parts(item)

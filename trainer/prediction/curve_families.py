@@ -1,9 +1,9 @@
-"""Shapes that learning curves take, and the algebra of fitting them that does not depend on the losses.
+"""Shapes of learning curves, and the part of the algebra of their fit that does not depend on the losses.
 
 Model: ``loss(epoch) = c + a * phi(epoch) + walk(epoch) + noise``. phi is one of a grid of decaying shapes, each
-scaled to fall from 1 at the first epoch to 0 at the last one; the walk is what a shape does not explain and does
-not come back from; the noise is each measurement's own. For a known ratio of noise to walk, everything but the
-losses is a matter of linear algebra on the epochs, done once here and kept.
+scaled to fall from 1 at the first epoch to 0 at the last one; the walk is a lasting deviation from the shape; the
+noise is independent in each epoch. For a known ratio of noise to walk, all quantities except the losses follow
+from the epochs by linear algebra, computed here once and cached.
 
 Sources: exponential and power laws with an asymptote, log-power: Domhan, Springenberg & Hutter 2015, IJCAI,
 "Speeding up automatic hyperparameter optimization of deep neural networks by extrapolation of learning curves";
@@ -24,31 +24,31 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-#: What a design's shapes are called, in their order.
+#: Names of the families of shapes, in order.
 FAMILIES: Final = ("exponential", "power", "log-power", "constant")
-#: e-foldings over the whole run.
+#: Rates of exponential decay, in e-foldings over the whole run.
 _EXPONENTIAL_RATES: Final = (1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0, 32.0, 50.0)
-#: Exponents of the epoch.
+#: Exponents of power laws of the epoch, without their minus sign.
 _POWERS: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 #: (share of the run after which half is gone, steepness on the axis of log-epochs).
 _LOG_POWERS: Final = tuple((half, steepness) for half in (0.1, 0.25, 0.5) for steepness in (2.0, 4.0))
 #: (whether the walk's clock is the log of the epoch, variance of the noise ÷ that of the walk's mean step).
 _KERNELS: Final = ((False, 0.1), (False, 1.0), (True, 0.1), (True, 1.0))
-#: A rounding's worth of noise, so that no kernel is singular.
+#: Noise of about the size of rounding errors, so that no kernel is singular.
 _JITTER: Final = 1e-9
 
 
 @dataclass(frozen=True)
 class Design:
-    """What a fit at given epochs needs; K kernels, F shapes, n epochs.
+    """The quantities for a fit at given epochs, with K kernels, F shapes and n epochs.
 
     Attributes:
-        family: Each shape's place in ``FAMILIES``, [F]; the last shape is the constant, whose phi is 0.
+        family: Each shape's index in ``FAMILIES``, [F]; the last shape is the constant, whose phi is 0.
         log_prior: Logarithm of each shape's prior weight, [F].
         shapes: phi at the epochs, [F, n].
-        precision: Inverse covariance of the rest with the unknown level projected out, [K, n, n].
+        precision: Inverse covariance of walk and noise with the unknown level projected out, [K, n, n].
         information: ``phi' precision phi``, [K, F].
-        log_determinant: Of the covariance and the level's information, [K].
+        log_determinant: Log-determinant of the covariance plus logarithm of the level's information, [K].
         weights: Kriging weights of the last epoch, which add up to 1, [K, n].
         variance: Kriging variance of the last epoch, [K].
         remainder: phi at the last epoch less its kriging from the epochs seen, [K, F].
@@ -65,10 +65,10 @@ class Design:
     remainder: Array
 
 
-# Per entry 4 [n, n] matrices: at the predictor's 64 epochs or fewer, 0.2 MB at most.
+# Each entry has 4 [n, n] matrices: at most 0.2 MB for the predictor's 64 epochs or fewer.
 @lru_cache(maxsize=128)
 def design(epochs: tuple[int, ...], final: int) -> Design:
-    """The design for losses seen at ``epochs`` (rising, from 1, below ``final``), asked for at ``final``."""
+    """The design for losses at ``epochs`` (rising, from 1, below ``final``) and a prediction at ``final``."""
     times = np.array(epochs, dtype=np.float64)
     axis = np.concatenate([[1.0], times, [float(final)]])
     families, curves = zip(*_decays(axis, final), strict=True)
@@ -89,7 +89,7 @@ def design(epochs: tuple[int, ...], final: int) -> Design:
 
 
 def _scaled(curves: Array) -> Array:
-    """Curves [F, 1 + n + 1] without their first and last epoch, at which they are made 1 and 0."""
+    """Scale curves [F, 1 + n + 1] to 1 at the first and 0 at the last epoch, and return those between, [F, n]."""
     scaled: Array = (curves[:, 1:-1] - curves[:, -1:]) / (curves[:, :1] - curves[:, -1:])
     return scaled
 

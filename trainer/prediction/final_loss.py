@@ -1,4 +1,4 @@
-"""Prediction of a learning curve's last value, with its uncertainty; numpy only."""
+"""Predicts the last value of a learning curve, with its uncertainty; needs only NumPy."""
 
 import math
 import sys
@@ -12,23 +12,23 @@ import numpy.typing as npt
 from trainer.checks import check_mode
 from trainer.prediction.curve_families import FAMILIES, Array, Design, design
 
-#: Most epochs that are fitted; of a longer history, evenly spread ones.
+#: The most epochs that are fitted; a longer history is thinned evenly.
 _MOST_POINTS: Final = 64
 #: Prior standard deviation of a shape's fall over the run, in ranges of the losses seen.
 _AMPLITUDE: Final = 3.0
-#: Power of the evidence; below 1 because no real curve obeys a shape to the letter.
+#: Power of the evidence; below 1 because no real curve follows a shape exactly.
 _TEMPER: Final = 0.7
 #: Smallest prior scale of the walk, in ranges of the losses seen.
 _FINEST: Final = 1e-3
-#: A point so many median steps off both its neighbours is a spike; a first point so many ranges of all the
-#: others away from the second belongs to no decay.
+#: A point is a spike if it is this many median steps away from both neighbours. A first point is a cold start if
+#: it is this many ranges of all the others away from the second.
 _SPIKE, _COLD_START = 5.0, 20.0
-#: Most of a further fall, as a share of what the log-law allows, and of what the straight line allows.
+#: Limits of the further fall: shares of the falls by the logarithmic and by the linear trend.
 _LOG_SHARE, _LINE_SHARE = 0.8, 1 / 3
-#: Share of the way back to the best value that a curve goes, with all of the run still to come.
+#: The share of the way back to its best value that a curve takes at the beginning of a run; falls to 0 at its end.
 _COMEBACK: Final = 0.6
-#: Standard deviations from the mean to the upper end, for a run whose end is near; fewer before: most of what is
-#: still to come is fall.
+#: Standard deviations from the mean to the upper end near the end of a run; fewer before, as then most of the
+#: remaining change is a fall.
 _UPPER: Final = 0.5
 #: Standard deviations between the ends of a normal distribution's 80 % interval.
 _NORMAL_WIDTH: Final = 2.5631
@@ -64,7 +64,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Forecast:
-    """The change from the last value to the final one; all in ranges of the losses seen, relative to the last."""
+    """The change from the last value to the final one, in ranges of the losses seen."""
 
     mean: float
     lower: float
@@ -82,30 +82,30 @@ def predict_final_loss(
     (`trainer.prediction.curve_families`), are averaged by how well they explain the curve: Bayesian model
     averaging (Hoeting, Madigan, Raftery & Volinsky 1999, Statistical Science 14) of conjugate normal and
     inverse-gamma models, in closed form. A constant level with such a walk is among them, so a fit must earn its
-    weight; and what is predicted passes four gates:
+    weight; and the prediction passes four gates:
 
     - A loss is not predicted to rise.
-    - One that has come down to something better than its last value goes some of the way back to it.
+    - A loss that was better before its last value returns some of the way to its best value.
     - It falls no further than a curve that continues its recent trend: on the axis of log-epochs since half the
       epochs seen, and on that of epochs over the last five, where a slope that runs out towards the end (as a
       schedule's does) leaves a third of the line. Of more than 64 epochs, evenly spread ones are fitted, and these
       are the last five of them.
     - A loss that has always been positive stays so.
 
-    A change of scale or of level changes the answer likewise. The exceptions are a single epoch and a constant
-    curve, which have shown no scale of their own: their standard deviation is the last value's magnitude divided
-    by the number of epochs.
+    Scaling or shifting the curve scales or shifts the prediction in the same way, except for a single epoch or a
+    constant curve, which have no scale: their standard deviation is the last value's magnitude divided by the
+    number of epochs.
 
     Args:
-        history: Loss of each finished epoch, the first epoch first; those that are not finite are left out, and
-            keep their places in time.
-        max_epochs: Number of the epoch to predict, counted from 1. A history that has reached it is answered with
-            its last finite value.
-        min_epochs: No answer before this many epochs.
-        mode: ``"min"`` for a loss, ``"max"`` for a metric that should rise: as a loss of opposite sign.
+        history: Loss of each finished epoch, the first epoch first. Values that are not finite are left out, but
+            their epochs count.
+        max_epochs: Number of the epoch to predict, counted from 1. For a history that has reached it, the
+            prediction is its last finite value.
+        min_epochs: The fewest epochs for a prediction.
+        mode: ``"min"`` for a loss; ``"max"`` for a metric that should rise, predicted as a loss of opposite sign.
 
     Returns:
-        The prediction; None before ``min_epochs`` or where no value is finite.
+        The prediction; None before ``min_epochs`` or if no value is finite.
 
     Raises:
         ValueError: ``mode`` is neither.
@@ -122,13 +122,13 @@ def predict_final_loss(
 
 
 def _predict(losses: Array, epochs: npt.NDArray[np.intp], final: int) -> Prediction:
-    """The prediction for finite losses [n], n at least 1, of these epochs."""
+    """The prediction from finite losses [n] at ``epochs`` [n], with n at least 1."""
     last = float(losses[-1])
     if epochs[-1] >= final:
         return Prediction(last, 0.0, last, last, "last", 0.0)
     positive = bool(losses.min() > 0)
     losses, epochs = _thinned(*_warm(losses, epochs))
-    # By the magnitude first, so that no difference overflows.
+    # Divided by the magnitude first, so that no difference overflows.
     magnitude = float(np.abs(losses).max()) or 1.0
     z = losses / magnitude - last / magnitude
     spread = float(z.max() - z.min())
@@ -140,9 +140,9 @@ def _predict(losses: Array, epochs: npt.NDArray[np.intp], final: int) -> Predict
 
 
 def _answer(last: float, change: _Forecast, spread: float, magnitude: float, positive: bool) -> Prediction:
-    """The forecast in units of the loss, within what a float can hold."""
+    """The forecast in units of the loss, limited to the range of a float."""
     floor, ceiling = 0.0 if positive else -sys.float_info.max, sys.float_info.max
-    # The range in units of the loss, spread times magnitude, may be more than a float holds.
+    # The product ``spread * magnitude`` alone may overflow a float.
     mean = min(max(last + change.mean * spread * magnitude, floor), ceiling)
     lower = min(max(last + change.lower * spread * magnitude, floor), mean)
     upper = max(min(last + change.upper * spread * magnitude, ceiling), mean)
@@ -151,19 +151,19 @@ def _answer(last: float, change: _Forecast, spread: float, magnitude: float, pos
 
 
 def _warm(losses: Array, epochs: npt.NDArray[np.intp]) -> tuple[Array, npt.NDArray[np.intp]]:
-    """Without the first epochs of a start so far off that the rest would look flat."""
+    """Leave out the first epochs if they are so far off that the others would look flat."""
     while len(losses) > 4:
         # Halves, so that nothing overflows.
         rest = losses[1:] / 2
         moves = min(float(rest.max() - rest.min()), sys.float_info.max / 20)
         if not moves or abs(losses[0] / 2 - rest[0]) <= _COLD_START * moves:
-            break  # where the rest does not move at all, the start is the only scale there is
+            break  # if the others are constant, only the start gives a scale
         losses, epochs = losses[1:], epochs[1:]
     return losses, epochs
 
 
 def _thinned(losses: Array, epochs: npt.NDArray[np.intp]) -> tuple[Array, npt.NDArray[np.intp]]:
-    """At most so many epochs as are fitted, the first and the last among them."""
+    """Select at most `_MOST_POINTS` epochs, among them the first and the last."""
     if len(losses) <= _MOST_POINTS:
         return losses, epochs
     chosen = np.linspace(0, len(losses) - 1, _MOST_POINTS).round().astype(np.intp)
@@ -171,13 +171,13 @@ def _thinned(losses: Array, epochs: npt.NDArray[np.intp]) -> tuple[Array, npt.ND
 
 
 def _forecast(z: Array, epochs: npt.NDArray[np.intp], final: int, room: float) -> _Forecast:
-    """The average over shapes and kernels.
+    """The forecast as an average over shapes and kernels.
 
     Args:
-        z: Losses less the last one, in units of their range, [n]; n at least 2.
+        z: Losses minus the last one, in units of their range, [n]; n at least 2.
         epochs: Their epochs, [n].
-        final: The epoch asked for.
-        room: How far the loss may fall at all.
+        final: The epoch to predict.
+        room: The most that the loss can fall, in units of the range.
     """
     z = _without_spikes(z)
     deepest = min(_deepest(z, epochs, final), room)
@@ -192,7 +192,7 @@ def _forecast(z: Array, epochs: npt.NDArray[np.intp], final: int, room: float) -
     again = -_COMEBACK * (1 - int(epochs[-1]) / final) * _to_best(z)
     if again <= centre:
         return _Forecast(again, min(lower, again), upper, "best" if again < 0 else "last", 0.0)
-    # Where a shape would have to rise, its amplitude is 0: it says what the constant says.
+    # A shape that would have to rise has the amplitude 0, and so counts as the constant.
     by_family = np.bincount(plan.family, weights=(weight * decaying).sum(axis=0), minlength=len(FAMILIES))
     quality = min(float(by_family.sum()), 1.0)
     by_family[-1] = 1 - quality
@@ -200,10 +200,10 @@ def _forecast(z: Array, epochs: npt.NDArray[np.intp], final: int, room: float) -
 
 
 def _posterior(plan: Design, z: Array, scale: float) -> tuple[Array, npt.NDArray[np.bool_], Array, Array]:
-    """Weight, whether it decays, mean and variance at the final epoch of each kernel and shape, each [K, F].
+    """For each kernel and shape: weight, whether it decays, mean and variance at the final epoch, each [K, F].
 
-    A shape's amplitude is normal around 0, its walk's variance inverse-gamma with one degree of freedom around
-    ``scale`` squared; the level has no prior. A negative amplitude is taken for 0.
+    Priors: the amplitude of a shape is normal around 0, the variance of its walk is inverse-gamma with one degree
+    of freedom around ``scale`` squared, and the level has none. A negative amplitude is replaced by 0.
     """
     prior = (scale / _AMPLITUDE) ** 2
     weighed = plan.precision @ z
@@ -219,14 +219,14 @@ def _posterior(plan: Design, z: Array, scale: float) -> tuple[Array, npt.NDArray
 
 
 def _walk_scale(z: Array, epochs: npt.NDArray[np.intp], final: int) -> float:
-    """The walk's standard deviation per unit of its clock, guessed from the median step from epoch to epoch."""
+    """The walk's standard deviation per unit of its clock, estimated from the median step between epochs."""
     step = _median(np.abs(np.diff(z)) / np.sqrt(np.diff(epochs)))
     # 1.48: a normal distribution's standard deviation ÷ its median magnitude; see the clock of `_kriging`.
     return max(1.48 * step * math.sqrt(final / math.log(final)), _FINEST)
 
 
 def _without_spikes(z: Array) -> Array:
-    """Points that stick out of both their neighbours, replaced by the nearer one (Hampel 1974, JASA 69)."""
+    """Replace each point far outside of both its neighbours by the nearer one (Hampel 1974, JASA 69)."""
     if len(z) < 4:
         return z
     before, here, after = z[:-2], z[1:-1], z[2:]
@@ -237,7 +237,7 @@ def _without_spikes(z: Array) -> Array:
 
 
 def _deepest(z: Array, epochs: npt.NDArray[np.intp], final: int) -> float:
-    """How far a curve that continues its recent trend falls, at most; see `predict_final_loss`."""
+    """The most that a curve falls if it continues its recent trend; see `predict_final_loss`."""
     now = int(epochs[-1])
     half = min(int(np.searchsorted(epochs, now - now // 2)), len(z) - 2)
     doubling = math.log(final / now) / math.log(now / int(epochs[half]))
@@ -248,13 +248,13 @@ def _deepest(z: Array, epochs: npt.NDArray[np.intp], final: int) -> float:
 
 
 def _to_best(z: Array) -> float:
-    """From the last value to the best one, at most all that the curve fell on its way here; at least 0."""
+    """The distance from the last value to the best one, at most the sum of all falls of the curve; at least 0."""
     fallen = -float(np.minimum(np.diff(z), 0).sum())
     return min(float(z[-1] - z.min()), fallen)
 
 
 def _median(values: Array) -> float:
-    """The median of [n] values, several times as fast as NumPy's for few."""
+    """The median of [n] values; for few values several times as fast as NumPy's."""
     ordered = np.sort(values)
     middle = len(ordered) // 2
     return float(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)
