@@ -1,4 +1,4 @@
-"""Agreement: what hooks of single processes ask of the run, made what all of them do."""
+"""Makes all processes of a run do what a hook in any one of them has asked for."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def wishes(state: TrainState) -> Wishes:
 
 
 def agreed(state: TrainState, of_ranks: Sequence[Wishes | None], mine: Wishes) -> None:
-    """Let this process do what any process has asked for.
+    """Write to this process's state what any process has asked for.
 
-    Of several reasons to end, that of the lowest rank counts as given first, see `TrainState.stop`.
+    Of several reasons to stop, the one of the lowest rank counts as the first; see `TrainState.stop`.
 
     Args:
         state: The state to write to.
-        of_ranks: By rank; None: nothing new.
-        mine: What this process has asked for, which is as good as new.
+        of_ranks: The wishes of each process, by rank; None for a process with no new wishes.
+        mine: The wishes of this process, new or not.
     """
     asked = [each for each in of_ranks if each is not None] + [mine]
     state.stop_now = any(each.stop_now for each in asked)

@@ -1,7 +1,7 @@
-"""Batch norm over the batches of all processes, on any device, without changing what the model is.
+"""Synchronises the batch norms of a model over all processes during a fit, on any device.
 
-While a fit runs, each batch norm of the model is of a subclass of its class, which normalises by the mean and the
-variance of the whole batch. torch.nn.SyncBatchNorm does the same on CUDA alone.
+While a fit runs, the class of each batch norm of the model is replaced by a subclass that normalises with the mean
+and variance of the whole batch. torch.nn.SyncBatchNorm does the same, but only on CUDA.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from trainer.step.parts import bare_model
 
 
 class SyncedBatchNorm(Callback):
-    """Lets the batch norms of the model see the whole batch, from the start of a fit to its end.
+    """Makes the batch norms of the model use the whole batch, from the start of a fit to its end.
 
-    Without gradients, as those of a teacher, they do so while a training step is computed, which all processes do:
-    what a hook computes may be its own process's affair.
+    In a forward pass without gradients, as of a teacher model, they do so only while a training step is computed,
+    which all processes do at the same time: a hook may compute something in its own process alone.
 
     Args:
         group: The processes.
@@ -41,7 +41,7 @@ class SyncedBatchNorm(Callback):
         self._changed: list[tuple[nn.Module, type[nn.Module]]] = []
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Change the classes."""
+        """Replace the classes of the batch norms."""
         self._changed = [
             (module, type(module))
             for module in bare_model(trainer.model).modules()
@@ -52,21 +52,21 @@ class SyncedBatchNorm(Callback):
             module.__class__ = kinds[kind]
 
     def on_after_forward(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """The step is computed; its beginning is `StepStart`'s, which comes last there."""
+        """Note that the step's forward pass has ended; `StepStart` notes its beginning, after all other hooks."""
         self.in_step = False
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """It may have been raised in the step."""
+        """Note that no step is being computed, as the error may come from one."""
         self.in_step = False
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Change them back."""
+        """Restore the classes."""
         for module, kind in self._changed:
             module.__class__ = kind
         self._changed = []
 
     def _synced(self, kind: type[Any], state: TrainState) -> type[Any]:
-        """The subclass of a class of batch norms that asks the group."""
+        """The subclass of a batch norm class that uses the batches of all processes."""
         group = self._group
 
         def forward(norm: Any, input: Tensor) -> Tensor:  # noqa: A002 - torch's name of it
@@ -75,16 +75,16 @@ class SyncedBatchNorm(Callback):
             norm._check_input_dim(input)  # noqa: SLF001 - this is its method
             return _normalised(norm, input, group, absent=state.absent)
 
-        if "torch._dynamo" in sys.modules:  # a compiled model leaves its graph here, to ask the others
+        if "torch._dynamo" in sys.modules:  # a compiled model must leave its graph for the exchange
             forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
         return type(f"Synced{kind.__name__}", (kind,), {"forward": forward})
 
 
 class StepStart(Callback):
-    """Says, after all other hooks, that a training step is going to be computed.
+    """Tells `SyncedBatchNorm`, after all other hooks, that a training step begins.
 
     Args:
-        norms: Who asks.
+        norms: The callback to notify.
     """
 
     priority = 10**6
@@ -116,8 +116,8 @@ def _normalised(norm: Any, inputs: Tensor, group: Processes, *, absent: bool) ->
 class _Normalise(torch.autograd.Function):
     """(x - mean) / √(variance + ε) · weight + bias, per channel, with mean and variance of all processes' samples.
 
-    The gradient is that of the sum of all processes' losses; Ioffe and Szegedy, "Batch Normalization",
-    arXiv:1502.03167, section 3.
+    The gradient is that of the sum of the losses of all processes. Source: Ioffe and Szegedy, "Batch
+    Normalization", arXiv:1502.03167, section 3.
     """
 
     @staticmethod
@@ -133,7 +133,7 @@ class _Normalise(torch.autograd.Function):
         values = inputs if inputs.dtype == torch.float64 else inputs.float()
         over = [0, *range(2, inputs.dim())]
         variance, mean = torch.var_mean(values, over, correction=0)
-        # 64 bits: a sum of squares less the square of a sum keeps no digits of a small variance otherwise.
+        # In 64 bits, as mean of squares minus square of mean loses all digits of a small variance otherwise.
         variance, mean = variance.double(), mean.double()
         count = 0 if absent else values.numel() // values.shape[1]
         sums = torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * count
@@ -160,7 +160,7 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         normal, scale, weight, total = ctx.saved_tensors
         gradient = gradients[0].to(normal.dtype)
-        # Those of the parameters are this process's: they are added up as all others are.
+        # The gradients of weight and bias stay this process's; they are summed like those of all parameters.
         of_bias, of_weight = gradient.sum(ctx.over), (gradient * normal).sum(ctx.over)
         sums = torch.cat([of_bias, of_weight]).double()
         ctx.group.wait([ctx.group.sum(sums)])
@@ -168,7 +168,7 @@ class _Normalise(torch.autograd.Function):
         inner = gradient - mean.view(ctx.shape) - normal * slope.view(ctx.shape)
         factor = scale if weight is None else scale * weight
         of_inputs = (inner * factor.view(ctx.shape)).to(ctx.dtype)
-        if ctx.absent:  # the samples are another process's, and count there
+        if ctx.absent:  # the samples are another process's, where they count
             of_inputs = torch.zeros_like(of_inputs)
         if weight is None:
             return of_inputs, None, None, None, None, None

@@ -1,7 +1,7 @@
-"""Board: memory that the processes of one machine share, where each shows the others what it has come to.
+"""Board: shared memory through which the processes of one machine exchange numbers and sum tensors.
 
-To meet over a socket, each process wakes a thread and waits for it. Here a process writes a number, and looks at
-those of the others.
+An exchange over sockets wakes a thread in each process and waits for it. On the board, each process writes a
+number and reads those of the others.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-#: Bytes that a process adds to a sum at once: what fits into a processor's own cache.
+#: Bytes that a process adds to a sum at once; they fit into a processor core's cache.
 _CHUNK: Final = 2**20
-#: Most processes that add up here: each reads what all have written.
+#: The most processes that sum on the board, as each reads what all have written.
 _MOST: Final = 8
-#: Bits of a shown number that are its word; those above say in which turn it was shown.
+#: The lower bits of a shown number, which are the word; the bits above are the number of its turn.
 _WORD: Final = 40
 _TURNS: Final = 2**20
-#: What a process that has failed shows in place of its next number.
+#: What a failed process shows in place of its next number.
 _FAILED: Final = -1
-#: A number has a cache line of its own: eight of its size.
+#: Numbers from the start of one slot to the next, so that each has its own cache line of 64 bytes.
 _LINE: Final = 8
 _MARK: Final = 16
-#: How long a process that waits only looks, then also lets others run, before it sleeps between looks.
+#: A waiting process first reads this many times, then yields between reads for so many seconds, then sleeps.
 _LOOKS: Final = 200
 _YIELDING_S: Final = 2e-3
-#: Seconds between two questions whether the others are still there.
+#: Seconds between checks that the other processes are alive.
 _ALIVE_S: Final = 0.2
 
 
 class Place(NamedTuple):
-    """Where a board lies.
+    """How other processes find a board.
 
     Attributes:
-        process: Id of the process that has made it.
-        descriptor: Of its memory, in that process.
-        mark: What is written there: a process of another machine may find something else under these numbers.
+        process: Id of the process that made it.
+        descriptor: The file descriptor of its memory in that process.
+        mark: Random bytes at its end, by which a process of another machine sees that these numbers mean something
+            else there.
     """
 
     process: int
@@ -52,13 +53,13 @@ class Place(NamedTuple):
 
 
 class Board:
-    """Numbers and sums of the processes of one machine.
+    """Exchanges numbers between the processes of one machine, and sums their tensors.
 
-    There are two sets of places, used in turn. Who writes a third time knows that all have read the first set,
-    because they have written to the second one.
+    There are two sets of slots, used alternately. When a process writes to the first set again, all others have
+    read it, because they have already written to the second one.
 
     Args:
-        memory: As `bytes_of` says, zero at first.
+        memory: The shared memory, `bytes_of` bytes, initially zero.
         rank: Number of this process.
         size: Number of processes.
     """
@@ -77,14 +78,14 @@ class Board:
         self.adds = size <= _MOST
 
     def exchange(self, word: int, look: Callable[[], None]) -> list[int]:
-        """Show a word, and wait for those of all.
+        """Show a word to the other processes, and wait for theirs.
 
         Args:
-            word: From 0 to below 2**40.
-            look: Called now and then while it waits; raises where the others are gone.
+            word: A number from 0 to below 2**40.
+            look: Called now and then while waiting; raises if the other processes are gone.
 
         Returns:
-            The words, that of this process first.
+            The words of all processes, this process's first.
 
         Raises:
             ConnectionError: Another process has failed.
@@ -100,15 +101,15 @@ class Board:
         return found
 
     def fail(self) -> None:
-        """Show all who wait for this process's next word that there will be none."""
+        """Show the processes that wait for this one's next word that it has failed."""
         self._words[(((self._turn + 1) & 1) * self._size + self._rank) * _LINE] = _FAILED
 
     def sum(self, flat: Tensor, exchange: Callable[[], Any]) -> None:
-        """Add up a contiguous tensor of the host over all processes, in place and in the order of their ranks.
+        """Sum a contiguous CPU tensor over all processes, in place and in the order of their ranks.
 
         Args:
-            flat: What this process adds.
-            exchange: An exchange with all others.
+            flat: This process's tensor.
+            exchange: Waits until all processes have called it.
         """
         flat, step = flat.view(-1), _CHUNK // flat.itemsize
         for first in range(0, len(flat), step):
@@ -122,7 +123,7 @@ class Board:
                 chunk.add_(each)
 
     def _slots(self, like: Tensor) -> list[Tensor]:
-        """Where each process writes what is added up next."""
+        """The memory to which each process writes its summand of the next chunk, by rank."""
         key = self._used, like.dtype, len(like)
         if key not in self._views:
             first = (2 * self._size * _LINE * 8) + self._used * self._size * _CHUNK
@@ -133,7 +134,7 @@ class Board:
         return self._views[key]
 
     def _awaited(self, place: int, turn: int, look: Callable[[], None]) -> int:
-        """The number that comes to stand at a place."""
+        """Wait for the number of a turn at a place."""
         words = self._words
         for _ in range(_LOOKS):
             if (shown := words[place]) >> _WORD == turn:
@@ -157,12 +158,12 @@ class Board:
 
 
 def shared_board(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> Board | None:
-    """The board of a group; None in all of its processes where they do not share a machine that has such memory.
+    """The board of a group; None in all processes if they are not on one machine that supports it.
 
     Args:
         rank: Number of this process.
         size: Number of processes.
-        gather: Returns the value of each process, by rank.
+        gather: Takes this process's value and returns those of all processes, by rank.
     """
     made = None if rank else _made(size)
     try:
@@ -177,8 +178,8 @@ def shared_board(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> Bo
 
 
 def _made(size: int) -> tuple[Board, Place] | None:
-    """That of rank 0, and where the others find it; None where there can be none."""
-    # Other processors may let a number be seen before what was written ahead of it.
+    """The board made by rank 0, and its place for the others; None if the machine does not support it."""
+    # On other processors, a number may become visible before what was written earlier.
     if platform.machine() not in {"x86_64", "AMD64"} or not hasattr(os, "memfd_create"):
         return None
     descriptor = os.memfd_create("trainer")
@@ -190,7 +191,7 @@ def _made(size: int) -> tuple[Board, Place] | None:
 
 
 def _found(place: Place, rank: int, size: int) -> Board | None:
-    """That of another process than rank 0; None where it can't be reached from here."""
+    """The board at a place, for a process other than rank 0; None if this process can't open it."""
     try:
         with Path(f"/proc/{place.process}/fd/{place.descriptor}").open("r+b") as file:
             memory = mmap.mmap(file.fileno(), bytes_of(size))
@@ -200,5 +201,5 @@ def _found(place: Place, rank: int, size: int) -> Board | None:
 
 
 def bytes_of(size: int) -> int:
-    """How large the board of so many processes is; what none of it uses takes no memory."""
+    """The size in bytes of a board of ``size`` processes; pages that are never used take no memory."""
     return 2 * size * (_LINE * 8 + _CHUNK) + _MARK

@@ -1,4 +1,4 @@
-"""The group of processes of a run, by how its model is trained in them."""
+"""Chooses the class of a run's group of processes by the strategy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from trainer.distributed.ranks import world_size
 
 
 def group_of_process(strategy: Strategy) -> Group:
-    """The group of the run that this process takes part in.
+    """The group of the run to which this process belongs.
 
     Raises:
-        ValueError: The strategy is none.
+        ValueError: The strategy is unknown.
     """
     check_strategy(strategy)
     if world_size() == 1:
         return Group()
     if strategy == "fsdp":
-        from trainer.distributed.sharded import Sharded  # which loads half of torch.distributed
+        from trainer.distributed.sharded import Sharded  # imports half of torch.distributed
 
         return Sharded()
     return Processes()

@@ -1,4 +1,4 @@
-"""What the processes of a run do together at its events: callbacks that the Trainer adds for itself."""
+"""Callbacks that the Trainer adds in a run of several processes, for what these do together at its events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST, _LAST = -(10**6), 10**6
 
 
 class GroupStart(Callback):
-    """What comes before all other callbacks: equal weights, and word of an error.
+    """Runs before all other callbacks: makes the weights equal, and tells the other processes of an error.
 
     Args:
         group: The processes.
@@ -38,8 +38,8 @@ class GroupStart(Callback):
         """Give all processes the weights of rank 0.
 
         Raises:
-            ValueError: The model is wrapped for several processes already, is spread over them, or its step
-                evaluates an optimizer's closure.
+            ValueError: The strategy can't train this model, step or callbacks: `check_alone`, `check_parts`.
+            RuntimeError: The processes are at different batches.
         """
         check_places(trainer, self._group)
         if self._group.strategy == "fsdp":
@@ -52,7 +52,7 @@ class GroupStart(Callback):
         self._group.will_meet = True
 
     def on_after_forward(self, trainer: TrainerView) -> None:
-        """Where somebody reads it, let the loss be that of the whole batch; its gradient stays this process's."""
+        """If something reads batch losses, make the loss that of the whole batch; its gradient stays as it was."""
         state = trainer.state
         if not self._reduces or state.loss is None:
             return
@@ -66,28 +66,28 @@ class GroupStart(Callback):
             sums = torch.stack([torch.where(weight == 0, 0.0, loss * weight), weight])
             self._group.wait([self._group.sum(sums)])
             whole = sums[0] / sums[1]
-        # To the same bits in all: a line search takes branches by it.
+        # The same bits in all processes, as a line search branches by the loss.
         state.loss = _OfAll.apply(state.loss, whole)  # type: ignore[no-untyped-call]
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """From here on rank 0 may ask the others for their share of a checkpoint."""
+        """From here on, rank 0 may ask the others for their share of a checkpoint."""
         self._group.at_boundary = self._group.will_meet = True
 
     def on_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """As at a batch's end, but for what differs inside an epoch alone."""
+        """As at the end of a batch, but without shares, whose content differs by rank only inside an epoch."""
         self._group.will_meet = True
 
     def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Likewise."""
+        """As at the end of an epoch."""
         self._group.will_meet = True
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:
-        """Tell the others."""
+        """Tell the other processes of the error."""
         self._group.fail(error, trainer.state.stop_reason)
 
 
 class _OfAll(torch.autograd.Function):
-    """The loss of the whole batch with the gradient of a process's part, whose own loss may be no number."""
+    """The loss of the whole batch with the gradient of this process's part, whose own loss may be NaN."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, whole: Tensor) -> Tensor:  # noqa: ARG004
@@ -99,7 +99,7 @@ class _OfAll(torch.autograd.Function):
 
 
 class GroupEnd(Callback):
-    """What comes after all other callbacks: agreement.
+    """Runs after all other callbacks: makes all processes agree on what hooks have asked for.
 
     Args:
         group: The processes.
@@ -113,31 +113,31 @@ class GroupEnd(Callback):
         self._before: Any = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Begin with what was asked for so far."""
+        """Agree on what was asked for before the first epoch."""
         self._before = None
         self._agree(trainer)
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
-        """Train on the first batch, or on none."""
+        """Agree on whether to train on the first batch."""
         self._agree(trainer)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Leave the batch with the same wishes."""
+        """Agree on what was asked for in this batch."""
         self._agree(trainer)
         self._group.at_boundary = False
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """Validate in all or in none, with the same statistics: those of a rank's own samples are now rank 0's."""
+        """Agree on whether to validate; give all processes rank 0's buffers, such as running statistics."""
         self._agree(trainer)
         buffers = {id(tensor): tensor for module in _modules(trainer).values() for tensor in module.buffers()}
         self._group.broadcast([*buffers.values()])
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Leave the epoch with the same wishes."""
+        """Agree on what was asked for at the end of this epoch."""
         self._agree(trainer)
 
     def _agree(self, trainer: TrainerView) -> None:
-        """Take over what any process has asked for since the last time."""
+        """Take over what any process has asked for since the previous call."""
         mine = wishes(trainer.state)
         all_of_them = self._group.decide(mine if mine != self._before else None)
         self._group.will_meet = False
@@ -147,16 +147,16 @@ class GroupEnd(Callback):
 
 
 def share_weights(trainer: TrainerView, group: Group) -> None:
-    """Give all processes the weights of rank 0, as far as each has them whole.
+    """Give all processes the weights of rank 0, except those that are split over the processes.
 
     Raises:
-        ValueError: There are lazy modules without weights, which each process would draw for itself.
+        ValueError: A lazy parameter has no shape yet; each process would draw its own values.
     """
     modules = _modules(trainer)
     if group.size > 1:
         for called, module in modules.items():
             refuse_lazy(module, "several processes train or evaluate it", called)
-    # Also those of a loss, whether it is trained or not.
+    # Also the weights of a loss, trained or not.
     found = [weight for each in trainer.optimizer.param_groups for weight in each["params"]]
     for module in modules.values():
         found += [*module.parameters(), *module.buffers()]
@@ -165,7 +165,7 @@ def share_weights(trainer: TrainerView, group: Group) -> None:
 
 
 def _modules(trainer: TrainerView) -> dict[str, nn.Module]:
-    """By what they are called: the model, and the loss or the step where that is a module too."""
+    """The model, and the loss or the step if it is a module, by what error texts call them."""
     modules, step = {"model": bare_model(trainer.model)}, module_of_step(trainer.step)
     if step is not None:
         modules["step" if step is trainer.step else "loss"] = step
@@ -173,10 +173,10 @@ def _modules(trainer: TrainerView) -> dict[str, nn.Module]:
 
 
 def check_places(trainer: TrainerView, group: Processes) -> None:
-    """Refuse to continue where an error has left the processes at different batches.
+    """Refuse to continue if an error has left the processes at different batches.
 
     Raises:
-        RuntimeError: They stand there.
+        RuntimeError: They are at different batches.
     """
     state = trainer.state
     places = group.gather((state.epoch, state.batch_index, state.step))
@@ -189,10 +189,11 @@ def check_places(trainer: TrainerView, group: Processes) -> None:
 
 
 def check_alone(trainer: TrainerView) -> None:
-    """Refuse what would be added up twice, or differ between the processes.
+    """Check that each process has a whole model whose gradients only the Trainer sums (strategy ``"ddp"``).
 
     Raises:
-        ValueError: It is so.
+        ValueError: The model is wrapped for several processes or split over them; or a step that makes its own
+            updates has an optimizer with a closure, which would see another loss in each process.
     """
     wrapped = isinstance(trainer.model, nn.DataParallel | nn.parallel.DistributedDataParallel)
     if wrapped:
@@ -213,10 +214,10 @@ def check_alone(trainer: TrainerView) -> None:
 
 
 def check_parts(trainer: TrainerView) -> None:
-    """Refuse what needs the whole model, where each process has a part of it.
+    """Refuse a step or callbacks that need the whole model (strategy ``"fsdp"``).
 
     Raises:
-        ValueError: There is something.
+        ValueError: The step makes its own updates, or a callback needs the whole model.
     """
     if trainer.state.manual:
         raise ValueError(
@@ -240,7 +241,7 @@ def callbacks_of(group: Group, *, sync_batchnorm: bool) -> list[Callback]:
         norm = [norms := SyncedBatchNorm(group), StepStart(norms)]
     gradients: Callback = GradientSum(group)
     if group.strategy == "fsdp":
-        from trainer.distributed.shard_gradients import ShardGradients  # which loads half of torch.distributed
+        from trainer.distributed.shard_gradients import ShardGradients  # imports half of torch.distributed
 
         gradients = ShardGradients(group)
     return [GroupStart(group), *norm, gradients, GroupEnd(group)]

@@ -1,4 +1,4 @@
-"""GradientSum: the gradients of all processes, as those of one process with the whole batch would be."""
+"""GradientSum: sums the gradients of all processes, as if one process had computed the whole batch."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from trainer.data.lengths import batch_length
 from trainer.distributed.processes import Processes
 from trainer.step.supervised import Weight
 
-#: Bytes that are sent together at most.
+#: The most bytes that are sent together.
 _BUCKET: Final = 2**26
-# One call for all tensors of a bucket, as torch's own wrapper does it.
+# One call for all tensors of a bucket, as in torch's DistributedDataParallel.
 _JOINED: Any = torch._utils._flatten_dense_tensors  # noqa: SLF001
 _SPLIT: Any = torch._utils._unflatten_dense_tensors  # noqa: SLF001
 _SENT_AS_THEY_ARE: Final = frozenset({torch.float32, torch.float64})
 
 
 class GradientSum(Callback):
-    """Adds up the gradients over the processes before any callback but `GradientAccumulation` looks at them.
+    """Sums the gradients over the processes before any callback but `GradientAccumulation` reads them.
 
-    Each process takes the gradients of its loss times what that is the mean of (``state.weight``). Their sum,
-    divided by the sum of the weights, is the gradient of the mean over the whole batch: Σ wᵣ gᵣ / Σ wᵣ. Those of a
-    loss that is a sum are added up. The weights travel with the gradients.
+    Each process multiplies its loss by its weight (``state.weight``, what the loss is the mean of). The sum of the
+    gradients, divided by the sum of the weights, is the gradient of the mean over the whole batch: Σ wᵣ gᵣ / Σ wᵣ.
+    If the loss is a sum, the gradients are only summed. The weights are sent together with the gradients.
 
     Args:
         group: The processes.
@@ -39,19 +39,19 @@ class GradientSum(Callback):
         self._group = group
 
     def on_before_backward(self, trainer: TrainerView) -> None:
-        """Turn the loss from a mean into a sum; who accumulates batches has done so."""
+        """Turn the loss from a mean into a sum, unless a callback that accumulates batches does so."""
         state = trainer.state
         if state.batches_per_step == 1:
             weight = weight_of_batch(trainer)
             state.gradient_share = 1.0 if weight is None else weight
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
-        """Put the gradients of all in the place of this process's."""
+        """Replace this process's gradients by those of all."""
         state = trainer.state
         self._group.arrive()
         weight = state.step_weight if state.batches_per_step > 1 else weight_of_batch(trainer)
         self._put_together(trainer, weight)
-        for overflows in trainer.precision.overflow_marks(trainer.optimizer):  # those of all count for each
+        for overflows in trainer.precision.overflow_marks(trainer.optimizer):  # an overflow in one counts in all
             self._group.wait([self._group.sum(overflows)])
 
     def _put_together(self, trainer: TrainerView, weight: Weight) -> None:
@@ -59,7 +59,7 @@ class GradientSum(Callback):
 
 
 def weight_of_batch(trainer: TrainerView) -> Weight:
-    """What the loss is the mean of; that of a step with updates of its own counts as one over samples."""
+    """The weight of the batch; for a step that makes its own updates, its number of samples."""
     state = trainer.state
     if not state.manual:
         return state.weight
@@ -69,12 +69,12 @@ def weight_of_batch(trainer: TrainerView) -> Weight:
 def add_gradients(group: Processes, optimizer: Optimizer, weight: Weight) -> None:
     """Replace each gradient by the sum over all processes, divided by the sum of the weights.
 
-    A parameter that has a gradient in one process has it in all afterwards.
+    A parameter that has a gradient in one process has one in all afterwards.
 
     Args:
         group: The processes.
-        optimizer: Whose parameters' gradients they are.
-        weight: What this process's gradients are to be divided by; None: nothing, they are those of sums.
+        optimizer: The optimizer whose parameters have the gradients.
+        weight: The weight of this process's gradients; None if the losses are sums, and nothing is divided.
 
     Raises:
         ValueError: A gradient is sparse.
@@ -114,7 +114,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def _header(parameters: Sequence[Tensor], weight: Weight) -> Tensor:
-    """The weight, and for each parameter whether it has a gradient, in the type that the first is sent in."""
+    """The weight, and a 1 or 0 for each parameter with or without a gradient, in the type of the first bucket."""
     first = parameters[0]
     header = torch.ones(
         1 + len(parameters),
@@ -129,7 +129,7 @@ def _header(parameters: Sequence[Tensor], weight: Weight) -> Tensor:
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Places of gradients that are sent together: of one type and device, up to some bytes."""
+    """Indices of gradients that are sent together: of one type and device, up to `_BUCKET` bytes."""
     bucket: list[int] = []
     size, kind = 0, None
     for index, gradient in enumerate(gradients):
@@ -144,9 +144,9 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[int]]:
 
 
 def _put(parameter: Tensor, value: Tensor) -> None:
-    """Make a value the gradient; one that lies in memory as its parameter does stays there."""
+    """Set a parameter's gradient; one of another type or memory layout is overwritten in place."""
     if parameter.is_complex():
-        value = torch.view_as_complex(value.clone())  # in its bucket it may begin at an odd place
+        value = torch.view_as_complex(value.clone())  # in its bucket it may begin at an odd offset
     gradient = parameter.grad
     if gradient is not None and (gradient.dtype != value.dtype or not gradient.is_contiguous()):
         gradient.copy_(value)

@@ -1,4 +1,4 @@
-"""Group: the processes of a run, as the Trainer sees them; that of a run of one process does nothing."""
+"""Group: the interface through which the Trainer uses the processes of a run; this one is for a single process."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from trainer.data.shard import Shard
 from trainer.distributed.ranks import world_size
 from trainer.state import TrainState
 
-#: How several processes hold the model: each all of it, or each a shard of every tensor.
+#: How several processes hold the model: each the whole model, or each a shard of every tensor.
 Strategy = Literal["ddp", "fsdp"]
 _STRATEGIES: Final = get_args(Strategy)
 
 
 def check_strategy(strategy: str) -> None:
-    """Refuse what is no strategy.
+    """Refuse an unknown strategy.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The strategy is unknown.
     """
     if strategy not in _STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}: give 'ddp' or 'fsdp'")
 
 
 def device_of(given: torch.device | str) -> torch.device:
-    """A device by its name.
+    """The device of this name.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is no device of torch's.
     """
     try:
         return torch.device(given)
@@ -51,7 +51,7 @@ class Group:
     Attributes:
         rank: Number of this process.
         size: Number of processes.
-        strategy: How they hold the model.
+        strategy: How the processes hold the model.
     """
 
     rank = 0
@@ -59,7 +59,7 @@ class Group:
     strategy: Strategy = "ddp"
 
     def device(self, given: torch.device | str | None) -> torch.device:
-        """Where this process trains: as given, or the first CUDA device, or the CPU."""
+        """The device on which this process trains: the given one, or the first CUDA device, or the CPU."""
         return device_of(given or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     @contextmanager
@@ -69,12 +69,12 @@ class Group:
         share: Callable[[], Any] = dict,  # noqa: ARG002
         whole: Callable[[], Any] = dict,  # noqa: ARG002
     ) -> Iterator[None]:
-        """Work together from here to the end of the block, which all processes enter.
+        """Let the processes work together inside the block, which all of them enter.
 
         Args:
-            device: Where this process computes.
-            share: Makes what this process adds to a checkpoint.
-            whole: Makes a checkpoint as this process has it, of whose tensors others may hold shards.
+            device: The device of this process.
+            share: Makes this process's share of a checkpoint.
+            whole: Makes this process's part of a checkpoint, which may have only its shards of tensors.
 
         Raises:
             RuntimeError: The process group was started after the Trainer was built.
@@ -84,23 +84,23 @@ class Group:
                 f"the process group of {world_size()} processes was started after the Trainer was built: start it "
                 "first, or let torchrun start the script"
             )
-        # Streams and pinned memory are those of the current device where none is named.
+        # Streams and pinned memory without a given device belong to the current one.
         other = device.type == "cuda" and device.index not in {None, torch.cuda.current_device()}
         with torch.cuda.device(device) if other else nullcontext():
             yield
 
     def take(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
-        """Get a model and its optimizer ready for a run of this group, which is in a session."""
+        """Prepare a model and its optimizer for training in this group."""
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Give all processes the values of rank 0."""
 
     def shard(self, state: TrainState) -> Shard | None:  # noqa: ARG002
-        """Which part of each batch is this process's; None: all of it."""
+        """This process's part of each batch; None if it has the whole batch."""
         return None
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns in the process of rank 0, in all processes."""
+        """Call ``make`` in rank 0 alone, and return its result in all processes."""
         return make()
 
     def gather(self, value: Any) -> list[Any]:
@@ -108,34 +108,34 @@ class Group:
         return [value]
 
     def arrive(self) -> None:
-        """Before what lets this process wait for its device, where the others add something up: be here with all.
+        """Meet the other processes before this one waits for sums on its device.
 
-        On the host it hears of one that has failed; what waits on the device for that one would not end.
+        At the meeting, on the host, it learns of a process that has failed; a wait on the device would never end.
         """
 
     def other_shares(self) -> Sequence[Any]:
-        """What the other processes add to a checkpoint that this one makes, by rank."""
+        """The shares of the other processes for a checkpoint that this process makes, by rank."""
         return ()
 
     def complete(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint with whole tensors in the place of those of which each process holds a shard.
+        """The checkpoint with whole tensors in place of those that are split over the processes.
 
         Raises:
-            LostShardsError: The others are gone.
+            LostShardsError: The other processes are gone.
         """
         return checkpoint
 
     def leave(self, error: BaseException | None = None, reason: str | None = None) -> None:
-        """Wait until all are at the end of a fit, and give rank 0 what it asks for meanwhile.
+        """Wait until all processes are at the end of a fit, and answer rank 0's requests meanwhile.
 
         Args:
-            error: This process's, of which the others hear once rank 0 has what it asks for.
-            reason: Why the run ends.
+            error: The error of this process, if any; the others learn of it after these requests.
+            reason: The stop reason of the run.
 
         Raises:
             RankError: Another process has failed.
         """
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A tensor of which each process may hold a shard, in all of them."""
+        """The whole tensor in all processes, of which each may hold only a shard."""
         return tensor

@@ -1,4 +1,4 @@
-"""Which ranks of a group are processes of this machine, and which of these have ended."""
+"""Finds which ranks of a group are processes of this machine, and which of these have ended."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 
 def place_of_process() -> tuple[str, int]:
-    """This process: where its number means something, and the number.
+    """Where this process's id is valid, and the id.
 
-    The place is this machine, and in it the container's namespace of process numbers.
+    It is valid on this machine, and there in the container's namespace of process ids.
     """
     try:
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
@@ -20,10 +20,10 @@ def place_of_process() -> tuple[str, int]:
 
 
 def other_local_ranks(places: Sequence[tuple[str, int]], own: int) -> dict[int, int]:
-    """Process numbers by rank, of the other ranks that are processes here.
+    """The process ids of the other ranks on this machine, by rank.
 
     Args:
-        places: `place_of_process` of each rank, which has just said that it is there.
+        places: `place_of_process` of each rank, by rank; all were alive a moment ago.
         own: The rank of this process.
     """
     here = places[own][0]
@@ -35,11 +35,11 @@ def other_local_ranks(places: Sequence[tuple[str, int]], own: int) -> dict[int, 
 
 
 def has_ended(process: int) -> bool:
-    """Whether a process of this machine is gone, or waits for its end to be noticed."""
+    """Whether a process of this machine is gone, or is a zombie."""
     try:
         with open(f"/proc/{process}/stat") as file:  # noqa: PTH123
             return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except ProcessLookupError:  # it went between the two
+    except ProcessLookupError:  # it ended between opening and reading
         return True
     except FileNotFoundError:
         return os.path.isdir("/proc/self")  # noqa: PTH112

@@ -1,4 +1,4 @@
-"""Values as bytes, in which processes hand them to each other."""
+"""Packs Python values into byte tensors, which processes send to each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class _Pickler(pickle.Pickler):
-    """Takes tensors from the host: one that lies on this process's GPU would come there again where it is read."""
+    """Moves tensors to the CPU first: otherwise the reader would load them onto the sender's GPU."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.device.type != "cpu":
@@ -20,12 +20,12 @@ class _Pickler(pickle.Pickler):
 
 
 def bytes_of(value: Any) -> Tensor:
-    """A value as bytes."""
+    """Pack a value."""
     file = io.BytesIO()
     _Pickler(file).dump(value)
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
 def value_of(packed: Tensor) -> Any:
-    """The value again; from a process of this run, which is trusted as this one is."""
+    """Unpack a value; it comes from a process of this run, which is as trusted as this one."""
     return pickle.loads(packed.numpy().tobytes())

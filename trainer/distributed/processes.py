@@ -1,9 +1,9 @@
-"""Processes: a group of several processes, one for each rank, and what they tell each other.
+"""Processes: the group of a run with several processes, one per rank, and their communication.
 
-There are two groups of torch. The one of the devices (``nccl`` on CUDA, ``gloo`` elsewhere) sums gradients. The
-other is made for each session and uses ``gloo`` on the host, for everything that is small: it is closed by a
-process that fails, and so the others, wherever they wait, know within milliseconds. Where all are processes of one
-machine, they meet and add up what lies on the host by memory that they share (`board`).
+It uses two process groups of torch. The one of the devices (``nccl`` on CUDA, ``gloo`` elsewhere) sums gradients.
+The other is made for each session and uses ``gloo`` on the host, for everything small: a process that fails closes
+it, so that all others notice within milliseconds, wherever they wait. If all processes are on one machine, they
+meet and sum CPU tensors through shared memory (`board`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from trainer.state import TrainState
 logger = logging.getLogger(__name__)
 _LOGGER: Final = logging.getLogger("trainer")
 
-#: Seconds that a lost process has to leave its error behind; it does so before it closes its connections.
+#: Seconds to wait for the error of a lost process, which it writes to the store before it closes its connections.
 _LAST_WORDS: Final = 2.0
-#: How often a process that waits for others looks whether they are still there.
+#: How often a process that waits for others checks that they are alive.
 _LOOK: Final = timedelta(seconds=2)
-#: What a process says at a meeting, of which the highest counts: nothing, that it has decided, that it exchanges
-#: something with all, or, rank 0 alone, that it first wants the others' shares of a checkpoint, or of its tensors;
-#: where it does not come to a meeting, that it sends its parts of a split model, or gradients for those of others,
-#: or, on the board alone, adds something up; or that it has failed.
+#: The words that processes exchange; the highest word of all counts. At a meeting: nothing; that this process has
+#: decided something; that it exchanges something with all; or, only from rank 0, that it first wants the others'
+#: shares of a checkpoint, or of its tensors. Outside of a meeting: that it sends its parts of a split model; that
+#: it sends gradients; or, only on the board, that it sums a tensor. Anywhere: that it has failed.
 _NOTHING, _DECIDED, TOGETHER, SHARES, TENSORS, PARTS, GRADIENTS, _SUM, FAILED = range(9)
-#: What all say, or none.
+#: Words that either all processes say or none.
 _OF_ALL: Final = frozenset({TOGETHER, PARTS, GRADIENTS, _SUM})
-#: Bits of what is shown on the board that say that.
+#: The lower bits of a number on the board, which are one of these words; the bits above are a count.
 _KIND: Final = 4
 _APART: Final = (
     "the processes are at different places of the run: in one of them a hook has skipped something that it did "
@@ -56,7 +56,7 @@ _UNEVEN: Final = (
     "the processes use different parameters of a split model in the same batch, as where a part of it depends on "
     "the data: let each batch use the same ones in all, or use strategy 'ddp'"
 )
-#: What a process that dies may have died of where there is no board that would have shown it.
+#: Added to the error about a dead process if there is no board, which would have shown this other cause.
 _UNSEEN: Final = f"; as these processes share no memory, it may also be that {_APART}"
 
 
@@ -75,23 +75,23 @@ class Processes(Group):
         self._key = ""
         self._store: Any = None
         self._level = logging.NOTSET
-        #: Process numbers by rank, as far as they say here whether one is still there.
+        #: The process ids of the other ranks on this machine, by rank.
         self._known: dict[int, int] = {}
         self._on_cuda = False
         self._make_share: Callable[[], Any] = dict
-        #: Whether a session has ended by an error.
+        #: Whether the session has ended by an error.
         self.failed = False
-        #: Whether the others are on their way to a meeting, or there, so that rank 0 may ask them for something.
+        #: Whether the others are at a meeting or on their way to one, so that rank 0 may ask them for something.
         self.will_meet = False
-        #: Whether that meeting is the one of a batch's end.
+        #: Whether that meeting is the one at the end of a batch.
         self.at_boundary = False
 
     def device(self, given: torch.device | str | None) -> torch.device:
-        """As given, or the CUDA device of this process's number on its machine, or the CPU."""
+        """The given device, or the CUDA device with this process's number on its machine, or the CPU."""
         device = device_of(given or ("cuda" if torch.cuda.is_available() else "cpu"))
         if device.type != "cuda" or device.index is not None:
             return device
-        # A process that sees its own device alone counts that from 0.
+        # For a process that sees only its own device, that is number 0.
         return torch.device("cuda", local_rank() % max(1, torch.cuda.device_count()))
 
     @contextmanager
@@ -101,7 +101,7 @@ class Processes(Group):
         share: Callable[[], Any] = dict,
         whole: Callable[[], Any] = dict,  # noqa: ARG002
     ) -> Iterator[None]:
-        """Work together from here to the end of the block; an error in one process ends it in all.
+        """Let the processes work together inside the block; an error in one process ends it in all.
 
         Raises:
             RankError: Another process has failed.
@@ -127,7 +127,7 @@ class Processes(Group):
         return Shard(self.rank, self.size, state)
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns in the process of rank 0, in all processes."""
+        """Call ``make`` in rank 0 alone, and return its result in all processes."""
         packed = torch.empty(0, dtype=torch.uint8) if self.rank else bytes_of(make())
         self._meet(TOGETHER)
         size = torch.tensor([len(packed)])
@@ -138,35 +138,35 @@ class Processes(Group):
 
     def gather(self, value: Any) -> list[Any]:
         """The value of each process, by rank, in all processes."""
-        packed = bytes_of(value)  # before the others count on it
+        packed = bytes_of(value)  # first, as it may fail, and after the meeting the others rely on it
         self._meet(TOGETHER)
         return self._collected(packed)
 
     def arrive(self) -> None:
-        """See `Group.arrive`; what is added up on the host is met for anyway."""
+        """See `Group.arrive`; does nothing on the CPU, where each sum is a meeting."""
         if self._on_cuda:
             self._meet(TOGETHER)
 
     def other_shares(self) -> Sequence[Any]:
-        """What the other processes add to a checkpoint; they are asked at a batch's end, and nowhere else."""
+        """The shares of the other processes for a checkpoint; rank 0 asks for them only at the end of a batch."""
         if self.rank or not self.at_boundary:
             return ()
         self._exchange(SHARES)
         return self._gathered_now(None)[1:]
 
     def decide(self, mine: Any) -> list[Any]:
-        """What each process has decided, by rank; nothing where none has.
+        """What each process has decided, by rank; empty if none has. All processes meet here.
 
         Args:
-            mine: What this process has decided; None: nothing. All processes meet here, whatever they say.
+            mine: What this process has decided; None if nothing.
         """
-        packed = None if mine is None else bytes_of(mine)  # before the others count on it
+        packed = None if mine is None else bytes_of(mine)  # first, as in `gather`
         if not self._meet(_NOTHING if packed is None else _DECIDED):
             return []
         return self._collected(bytes_of(None) if packed is None else packed)
 
     def leave(self, error: BaseException | None = None, reason: str | None = None) -> None:
-        """See `Group.leave`; not after what has been told to all."""
+        """See `Group.leave`; does not meet if the session is already closed by an error."""
         try:
             if self._control is not None:
                 self._meet(_NOTHING if error is None else FAILED)
@@ -176,7 +176,7 @@ class Processes(Group):
                 self.fail(error, reason)
 
     def sum(self, flat: Tensor) -> Any:
-        """Begin to add up a tensor over all processes, in place; to be handed to ``wait``."""
+        """Start to sum a tensor over all processes, in place; the result must be passed to ``wait``."""
         if flat.is_cuda:
             self._device_sums += 1
             return dist.all_reduce(flat, async_op=True)
@@ -186,7 +186,7 @@ class Processes(Group):
         return self._begun(lambda control: control.allreduce([flat]))
 
     def wait(self, works: list[Any]) -> None:
-        """Wait for sums, which are taken out of the list; on a CUDA device its queue waits, not the host."""
+        """Wait for sums, and empty the list; on CUDA, the device's queue waits, not the host."""
         while works:
             if (work := works.pop(0)) is not None:
                 self._finish(work)
@@ -198,13 +198,13 @@ class Processes(Group):
             on_host = tensor.detach().cpu() if tensor.is_cuda else tensor.detach()
             if not on_host.is_contiguous():
                 on_host = on_host.contiguous()
-            sent = on_host.view(-1).view(torch.uint8)  # gloo takes no complex numbers, and no integers of 16 bits
+            sent = on_host.view(-1).view(torch.uint8)  # gloo supports no complex numbers and no 16-bit integers
             self._finish(self._begun(lambda control, sent=sent: control.broadcast(sent, 0)))  # type: ignore[misc]
             if on_host.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(on_host)
 
     def fail(self, error: BaseException, reason: str | None = None) -> None:
-        """Tell the others of an error of this process, and end what they wait for."""
+        """Tell the others of an error of this process, so that they stop waiting for it."""
         if self._control is None:
             return
         self.failed = True
@@ -212,13 +212,13 @@ class Processes(Group):
             text = json.dumps({"rank": self.rank, "error": error_text(error), "reason": reason})
             try:
                 self._store.compare_set(f"{self._key}/error", "", text)
-            except RuntimeError:  # the process that keeps the store is gone, which the others see by themselves
+            except RuntimeError:  # the process with the store is gone, which the others notice themselves
                 logger.warning("the other processes can't be told of the error")
         if self._board is not None:
             self._board.fail()
         self._close()
         if self._on_cuda and c10d._world.default_pg is not None:  # noqa: SLF001
-            # What waits on the device for the others would never end.
+            # Otherwise work on the device that waits for the others would never end.
             c10d._abort_process_group()  # noqa: SLF001
 
     # ---- inside
@@ -229,14 +229,14 @@ class Processes(Group):
             torch.cuda.set_device(device)
         if not is_distributed():
             self._begin_group("cpu:gloo,cuda:nccl" if self._on_cuda else "gloo")
-        # Still there where an error has ended the group.
+        # It still exists if an error has ended the process group.
         self._store = c10d._get_default_store()  # noqa: SLF001
-        # Sessions of this process in this group so far: equal in all, as they are entered together.
+        # The number of this session: the same in all processes, as they enter sessions together.
         session = self._store.add(f"trainer/sessions/{self.rank}", 1)
         self._key = f"trainer/{session}"
         self._control = dist.new_group(backend="gloo")
         self.at_boundary = self.will_meet = self.failed = False
-        if self.rank:  # what is logged is the same in all, and said once
+        if self.rank:  # all processes log the same, so only rank 0 logs below errors
             self._level, level = _LOGGER.level, max(_LOGGER.getEffectiveLevel(), logging.ERROR)
             _LOGGER.setLevel(level)
         self._device_sums = 0
@@ -245,7 +245,7 @@ class Processes(Group):
         self._unseen = _UNSEEN if self._board is None else ""
 
     def _begin_group(self, backend: str) -> None:
-        """Begin the process group, under other names than one before it, whose addresses are still there."""
+        """Start the process group under new names, as the store still has the addresses of earlier ones."""
         store = next(iter(c10d.rendezvous("env://")))[0]  # type: ignore[attr-defined]
         group = store.add(f"trainer/groups/{self.rank}", 1)
         store = c10d.PrefixStore(f"trainer/groups/{group}", store)
@@ -260,28 +260,28 @@ class Processes(Group):
                 _LOGGER.setLevel(self._level)
 
     def _meet(self, word: int = _NOTHING) -> int:
-        """Wait until all are here, and give rank 0 what it asks for meanwhile; the highest word that was said."""
+        """Wait for all processes, and answer rank 0's requests meanwhile; return the highest word of all."""
         while (said := self._exchange(word)) in {SHARES, TENSORS}:
             self._answer(said)
         return said
 
-    def _answer(self, word: int) -> None:  # noqa: ARG002 - there is one question
-        """Give rank 0 what it has asked for."""
+    def _answer(self, word: int) -> None:  # noqa: ARG002 - there is only one request
+        """Send rank 0 what it has asked for."""
         self._gathered_now(self._make_share())
 
     def _exchange(self, word: int) -> int:
         return self._said(word, self._device_sums)[1]
 
     def _said(self, word: int, count: int) -> tuple[int, int]:
-        """Exchange words; the lowest and the highest one.
+        """Exchange words, and return the lowest and the highest one.
 
         Args:
             word: What this process does.
-            count: How many numbers it adds up or sends, or, at a meeting, how many sums its device has begun.
+            count: How many numbers it sums or sends; at a meeting, how many sums it has started on its device.
 
         Raises:
             RankError: Another process has failed.
-            RuntimeError: The processes are not at the same place.
+            RuntimeError: The processes are at different places of the run.
         """
         words, counts = self._of_all(word, count)
         lowest, highest = min(words), max(words)
@@ -293,7 +293,7 @@ class Processes(Group):
         return lowest, highest
 
     def _of_all(self, word: int, count: int) -> tuple[list[int], list[int]]:
-        """The words and the counts; where there is no board, the lowest and the highest of each."""
+        """The words and the counts of all processes; without a board, only the lowest and highest of each."""
         if self._board is None:
             ends = torch.tensor([-word, word, -count, count])
             self._finish(self._begun(lambda control: control.allreduce([ends], self._highest)))
@@ -308,16 +308,16 @@ class Processes(Group):
         return [shown & ((1 << _KIND) - 1) for shown in found], [shown >> _KIND for shown in found]
 
     def _look(self) -> None:
-        """Raise where the others are gone."""
+        """Raise RankError if another process has failed or died."""
         if self._told() is not None or self._dead():
             raise self._lost()
 
     def _gathered_now(self, value: Any) -> list[Any]:
-        """The value of each process, by rank, where all know that they are there."""
+        """The value of each process, by rank; for processes that have just met."""
         return self._collected(bytes_of(value))
 
     def _collected(self, packed: Tensor) -> list[Any]:
-        """What each has packed, by rank."""
+        """Send a packed value to all, and return the unpacked values of all, by rank."""
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         self._finish(self._begun(lambda control: control.allgather(sizes, torch.tensor([len(packed)]))))
         longest = int(max(sizes))
@@ -328,8 +328,8 @@ class Processes(Group):
         return [value_of(each[: int(size)]) for each, size in zip(found, sizes, strict=True)]
 
     def _begun(self, begin: Callable[[Any], Any]) -> Any:
-        """Work of the host's group."""
-        if self._control is None:  # this process has failed, and a hook of its end wants to continue
+        """Start work in the host's process group."""
+        if self._control is None:  # this process has failed, and a hook at its end still communicates
             raise self._lost()
         try:
             return begin(self._control)
@@ -338,10 +338,9 @@ class Processes(Group):
         raise self._lost()
 
     def _finish(self, work: Any) -> None:
-        """Wait for work of the group, as long as the others are there.
+        """Wait for work of the group, as long as the others are alive.
 
-        Nothing of what has failed stays referenced: only then are its connections closed, which ends what the
-        others wait for.
+        No reference to failed work is kept: its connections close only then, and end the wait of the others.
         """
         while True:
             try:
@@ -355,7 +354,7 @@ class Processes(Group):
                 raise self._lost()
 
     def _lost(self) -> RankError:
-        """What has become of the others."""
+        """The error that says what happened to the other processes; waits a while for their own words."""
         deadline = time.monotonic() + _LAST_WORDS
         while True:
             told = self._told()
@@ -370,7 +369,7 @@ class Processes(Group):
             time.sleep(0.02)
 
     def _told(self) -> RankError | None:
-        """What a process that has failed has left behind."""
+        """The error that a failed process has written to the store; None if there is none."""
         try:
             if self._store is None or not self._store.check([f"{self._key}/error"]):
                 return None
@@ -385,6 +384,6 @@ class Processes(Group):
 
 
 def end_group() -> None:
-    """End the process group that the Trainer has begun, if it is still there."""
+    """End the process group that the Trainer has started, if it still exists."""
     if is_distributed():
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The error of a run that another of its processes has ended, and what a run's end is called after an error."""
+"""RankError, raised in the other processes when one fails, and the stop reason of a run that ends by an error."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class RankError(RuntimeError):
     """Another process of the group has failed or died.
 
     Attributes:
-        rank: Its rank; None where that is not known.
-        reason: Why its run ended, as in ``state.stop_reason``; None where it left no word.
+        rank: Its rank; None if unknown.
+        reason: Why its run ended, as in ``state.stop_reason``; None if it did not say so.
     """
 
     def __init__(self, message: str, failed: int | None = None, reason: str | None = None) -> None:
@@ -20,7 +20,7 @@ class RankError(RuntimeError):
 
 
 def reason_after(error: BaseException, stop_reason: str | None) -> str:
-    """Why a run ends that an error breaks off; ``stop_reason`` is why it was to end before, if it was."""
+    """The stop reason of a run that ends by ``error``; ``stop_reason`` is the one it had before, if any."""
     if isinstance(error, RankError) and error.reason is not None:
         return error.reason
     if stop_reason in {DIVERGED, PRUNED}:

@@ -1,4 +1,4 @@
-"""ShardGradients: the gradients that torch's FSDP2 has added up over the processes, made those of the mean."""
+"""ShardGradients: turns the gradients that torch's FSDP2 has summed over the processes into those of the mean."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from trainer.step.supervised import Weight
 
 
 class ShardGradients(GradientSum):
-    """Divides the sum of the gradients by that of the weights, as `GradientSum` does, each process its shard.
+    """Divides the sum of the gradients by the sum of the weights, as `GradientSum` does; each process its shard.
 
-    The sum itself is made during each backward pass, also of a group that `GradientAccumulation` gathers: a
-    process never keeps a whole gradient. With the weights travel the squares that make the norms of the gradients,
-    so that reading these needs no exchange.
+    FSDP2 sums the gradients in each backward pass, also with `GradientAccumulation`, so a process never keeps a
+    whole gradient. The squared norms of the shards are sent together with the weights, so that reading the norms
+    of the gradients needs no exchange.
 
     Args:
         group: The processes.
     """
 
     def on_before_forward(self, trainer: TrainerView) -> None:
-        """Take over which parameters are to be trained."""
+        """Update which gathered parameters require gradients, see `follow_requirements`."""
         follow_requirements(trainer.model)
 
     def _put_together(self, trainer: TrainerView, weight: Weight) -> None:

@@ -1,4 +1,4 @@
-"""Sharded: a group of processes of which each holds a shard of every tensor of the model (FSDP2)."""
+"""Sharded: a group of processes in which each holds a shard of every tensor of the model (FSDP2)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _LOST: Final = "no checkpoint is made: the other processes are gone, and their p
 class Sharded(Processes):
     """The group of a run whose model is split.
 
-    On the CPU what torch's FSDP2 sends goes through this group, so that an error in one process, or a hook that
-    computes with the model in one alone, ends the wait of the others; on CUDA it goes through NCCL.
+    On the CPU, torch's FSDP2 sends its tensors through this group: if one process fails, or a hook computes with
+    the model in one process alone, the others do not wait for ever. On CUDA it sends them through NCCL.
     """
 
     strategy: Strategy = "fsdp"
@@ -46,7 +46,7 @@ class Sharded(Processes):
             with super().session(device, share):
                 yield
             return
-        self._meet(TOGETHER)  # one that has failed at the end of a fit does not come to what follows
+        self._meet(TOGETHER)  # a process that failed at the end of the fit would not take part in the block
         try:
             yield
         except BaseException as error:
@@ -54,7 +54,7 @@ class Sharded(Processes):
             raise
 
     def take(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
-        """Split a model that is whole, with the weights of rank 0, and get one that is split ready."""
+        """Split a whole model, with the weights of rank 0, and prepare the split model."""
         if self._control is None:  # before the first session
             return
         bare = bare_model(model)
@@ -74,10 +74,10 @@ class Sharded(Processes):
         recover(bare)
 
     def complete(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint with whole tensors, on the CPU, in the place of the shards.
+        """A checkpoint with whole CPU tensors in place of the shards.
 
         Raises:
-            RuntimeError: It is not rank 0 that asks, or the others are not about to meet it.
+            RuntimeError: This process is not rank 0, or the others are not on their way to a meeting.
             LostShardsError: Another process has failed.
         """
         if next(shards_in(checkpoint), None) is None:
@@ -97,7 +97,7 @@ class Sharded(Processes):
             raise LostShardsError(_LOST) from error
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A tensor on the CPU, of the shards that all processes hold; all call this with theirs."""
+        """The whole tensor on the CPU, from the shards of all processes; each calls this with its own shard."""
         if not is_sharded(tensor):
             return tensor
         rows = -(-tensor.shape[0] // self.size)
@@ -111,12 +111,13 @@ class Sharded(Processes):
     # ---- inside
 
     def _break_off(self, error: BaseException) -> None:
-        """Let the others know of an error inside of a session in a fit: they may wait for parts of this process.
+        """Tell the others of an error in a session inside a fit, as they may wait for parts from this process.
 
-        Where it is one of all, which a hook may catch, all are at the same place.
+        If all processes have failed, they are at the same place, and a hook may catch the error.
         """
         with suppress(RankError):
-            if self._on_cuda or self._said(FAILED, 0)[0] != FAILED:  # there the host may wait for the device
+            # No meeting on CUDA, where the host of another process may wait for its device.
+            if self._on_cuda or self._said(FAILED, 0)[0] != FAILED:
                 self.fail(error)
 
     def _answer(self, word: int) -> None:
@@ -129,7 +130,7 @@ class Sharded(Processes):
             self.whole(tensor)
 
     def _compare(self, checkpoint: Any) -> None:
-        """See that all processes are about to send the same tensors."""
+        """Check that all processes are about to send the same tensors."""
         shapes = [tuple(tensor.shape) for tensor in shards_in(checkpoint)]
         if any(other != shapes for other in self._gathered_now(shapes)):
             raise RuntimeError(
@@ -138,7 +139,7 @@ class Sharded(Processes):
             )
 
     def _get_ready(self, module: FSDPModule, device: torch.device) -> None:
-        """Gradients are to be sums, parameters shards between any two passes."""
+        """Set up a module so that gradients are summed, and parameters are shards between passes."""
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         module.set_reshard_after_forward(True, recurse=False)
@@ -147,18 +148,18 @@ class Sharded(Processes):
             module.set_custom_reduce_scatter(_Scatter(self))
 
     def all_gather(self, found: Tensor, sent: Tensor) -> None:
-        """Put what each process sends behind each other."""
+        """Concatenate what all processes send into ``found``, by rank."""
         self._said(PARTS, sent.numel())
         self._finish(self._begun(lambda control: control._allgather_base(found, sent)))  # noqa: SLF001
 
     def reduce_scatter(self, found: Tensor, sent: Tensor) -> None:
-        """Add up what all send, and keep this process's shard."""
+        """Sum what all processes send, and put this process's shard of the sum into ``found``."""
         self._said(GRADIENTS, sent.numel())
         self._finish(self._begun(lambda control: control._reduce_scatter_base(found, sent)))  # noqa: SLF001
 
 
 class _OwnMemory:
-    """Memory for what is sent, as torch's own has it."""
+    """Allocates memory for what is sent, as torch's default does."""
 
     def __init__(self, group: Sharded) -> None:
         self._group = group
@@ -174,21 +175,21 @@ class _Gather(_OwnMemory, AllGather):
         self,
         output_tensor: Tensor,
         input_tensor: Tensor,
-        group: dist.ProcessGroup,  # noqa: ARG002 - that of the mesh
+        group: dist.ProcessGroup,  # noqa: ARG002 - the mesh's group
         async_op: bool = False,  # noqa: ARG002
     ) -> None:
         self._group.all_gather(output_tensor, input_tensor)
 
 
 class _Scatter(_OwnMemory, ReduceScatter):
-    """Adds up gradients."""
+    """Sums gradients."""
 
     def __call__(
         self,
         output_tensor: Tensor,
         input_tensor: Tensor,
         group: dist.ProcessGroup,  # noqa: ARG002
-        op: Any,  # noqa: ARG002 - a sum, as it was asked for
+        op: Any,  # noqa: ARG002 - always a sum, see `_get_ready`
         async_op: bool = False,  # noqa: ARG002
     ) -> None:
         self._group.reduce_scatter(output_tensor, input_tensor)

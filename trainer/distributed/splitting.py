@@ -1,4 +1,4 @@
-"""Splitting a model over the processes by torch's fully_shard (FSDP2), and its optimizer with it."""
+"""Splits a model, and its optimizer, over the processes by torch's fully_shard (FSDP2)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from trainer.distributed.tensor_shards import is_sharded, split_state
 from trainer.step.optimizers import each_of, needs_closure
 from trainer.step.parts import refuse_lazy
 
-#: Parameters from which on a module in an nn.Sequential is gathered by itself.
+#: The fewest parameters with which a module in an nn.Sequential is gathered by itself.
 LARGE: Final = 2**20
-#: Optimizers whose step is not one of single elements.
+#: Optimizers whose step does not treat each element of a parameter independently.
 _OF_MATRICES: Final = (torch.optim.Adafactor, torch.optim.Muon)
 
 
 def split(model: nn.Module, optimizer: Optimizer, device: torch.device, size: int) -> None:
-    """Split the parameters of a model, and what its optimizer holds of them, over all processes.
+    """Split the parameters of a model, and the optimizer's state of them, over all processes.
 
     Args:
-        model: On any device; its parameters and buffers come to this one.
+        model: The model, on any device; its parameters and buffers are moved to ``device``.
         optimizer: Built over the model's parameters.
-        device: Where this process computes.
+        device: The device of this process.
         size: Number of processes.
     """
     mesh = init_device_mesh(device.type, (size,))
@@ -39,11 +39,11 @@ def split(model: nn.Module, optimizer: Optimizer, device: torch.device, size: in
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """The modules whose parameters are gathered by themselves, and freed after use, the inner ones first.
+    """The modules whose parameters are gathered by themselves, and freed after use; inner modules first.
 
-    These are the modules in the outermost ModuleLists, as the blocks of a transformer are, and those in an
-    nn.Sequential that have at least 2²⁰ parameters and no such list inside. The rest of the model is one more. A
-    module that shares a parameter with another one belongs to the rest.
+    These are the modules in the outermost ModuleLists, such as the blocks of a transformer, and the modules of an
+    nn.Sequential with at least 2²⁰ parameters and no such module inside. The rest of the model is one more unit. A
+    module that shares a parameter with a module outside of it belongs to the rest.
     """
     owners: dict[int, set[int]] = {}
     for module in model.modules():
@@ -73,10 +73,10 @@ def _stands_alone(module: nn.Module, owners: Mapping[int, set[int]]) -> bool:
 
 
 def check_splits(model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse what can't be split, before anything is.
+    """Check, before anything is split, that the model and its optimizer can be.
 
     Raises:
-        ValueError: There is something.
+        ValueError: They can't.
     """
     refuse_lazy(model, "strategy 'fsdp' splits it")
     for name, parameter in model.named_parameters():
@@ -113,7 +113,7 @@ def _why_not(optimizer: Optimizer, held: set[int], own: set[int]) -> str | None:
 
 
 def _kept_besides(optimizer: Optimizer, held: set[int]) -> str | None:
-    """The attribute besides its groups and state in which an optimizer keeps parameters."""
+    """The attribute, besides groups and state, in which an optimizer keeps parameters; None if there is none."""
     for name, value in vars(optimizer).items():
         if name not in {"param_groups", "state"} and isinstance(value, list | tuple | set | Mapping):
             items = [*value, *value.values()] if isinstance(value, Mapping) else value
@@ -123,7 +123,7 @@ def _kept_besides(optimizer: Optimizer, held: set[int]) -> str | None:
 
 
 def _follow(optimizer: Optimizer, before: Mapping[int, str], after: Mapping[str, Tensor]) -> None:
-    """Put the parameters that the model has now in the place of those that it had."""
+    """Replace the parameters that the model had before by those that it has now, in groups and state."""
     for each in each_of(optimizer).values():
         for group in each.param_groups:
             group["params"] = [after[before[id(parameter)]] for parameter in group["params"]]
@@ -132,10 +132,10 @@ def _follow(optimizer: Optimizer, before: Mapping[int, str], after: Mapping[str,
 
 
 def check_split(model: nn.Module, size: int) -> None:
-    """Refuse a model that was split in another way than over all processes.
+    """Refuse a model that is not split over all processes along the first dimension.
 
     Raises:
-        ValueError: It is.
+        ValueError: It is not.
     """
     for name, parameter in model.named_parameters():
         placed: Any = parameter
@@ -149,7 +149,7 @@ def check_split(model: nn.Module, size: int) -> None:
 
 
 def follow_requirements(model: nn.Module) -> None:
-    """Let the gathered parameters require gradients where the parts do: torch looks at that only once."""
+    """Make gathered parameters require gradients if their shards do; torch takes that over only once."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             for group in module._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001 - it has no public name
@@ -160,6 +160,6 @@ def follow_requirements(model: nn.Module) -> None:
 
 
 def recover(model: nn.Module) -> None:
-    """Forget a step that an error broke off."""
+    """Reset torch's state of a step that an error interrupted."""
     if isinstance(model, FSDPModule) and model._get_fsdp_state()._is_root:  # noqa: SLF001 - None before its first call
         model.reset_iter_state()

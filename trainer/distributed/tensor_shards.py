@@ -1,6 +1,6 @@
-"""Tensors of which each process holds a shard (torch's DTensor, split along the first dimension).
+"""Handles tensors of which each process holds a shard (torch's DTensor, split along the first dimension).
 
-Everything else of the package sees them by these functions, which leave a plain tensor as it is.
+The rest of the package uses such tensors through these functions, which return a plain tensor as it is.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from trainer.step.optimizers import each_of
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether it is a tensor of which this process holds a shard."""
+    """Whether a value is a tensor of which this process holds a shard."""
     return isinstance(value, Tensor) and hasattr(value, "device_mesh")
 
 
 @torch.no_grad()
 def held(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, to be read and written in place."""
+    """The part of a tensor that this process holds; it can be read and written in place."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
 def shard_like(whole: Tensor, like: Tensor) -> Tensor:
-    """This process's shard of a tensor that all processes have as a whole, on another's device and split as it.
+    """This process's shard of a tensor that every process has whole, on the device and with the split of ``like``.
 
     Args:
-        whole: The tensor; a shard already stays one.
-        like: Of the same shape; where it is plain, the whole tensor is returned.
+        whole: The tensor; one that is already sharded is only moved to the device.
+        like: A tensor of the same shape; if it is plain, the whole tensor is returned.
     """
     if is_sharded(whole) or not is_sharded(like):
         return whole.to(like.device)
     mesh: Any = like.device_mesh  # type: ignore[attr-defined]
-    pieces = whole.contiguous().chunk(mesh.size())  # as DTensor splits: the last may be smaller, or missing
+    pieces = whole.contiguous().chunk(mesh.size())  # as DTensor splits: the last ones may be smaller or missing
     place = mesh.get_local_rank()
     piece = pieces[place] if place < len(pieces) else whole[:0]
     return held_as(piece.to(like.device, copy=True), like)
@@ -46,11 +46,11 @@ def shard_like(whole: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_as(piece: Tensor, like: Tensor) -> Tensor:
-    """What one process holds of a tensor, as the shard that it is: the reverse of `held`.
+    """Make a sharded tensor from the part that this process holds; the reverse of `held`.
 
     Args:
-        piece: As `held` has returned it.
-        like: A tensor of the shape of the whole; where it is plain, the piece is returned.
+        piece: The part, as `held` returns it.
+        like: A tensor of the whole shape and with the same split; if it is plain, the piece is returned.
     """
     if not is_sharded(like):
         return piece
@@ -68,7 +68,7 @@ def held_as(piece: Tensor, like: Tensor) -> Tensor:
 
 
 def shards_in(value: Any) -> Iterator[Tensor]:
-    """The shards in mappings, lists and tuples, in order."""
+    """The sharded tensors in mappings, lists and tuples, in order."""
     if is_sharded(value):
         yield value
     elif isinstance(value, Mapping):
@@ -80,7 +80,7 @@ def shards_in(value: Any) -> Iterator[Tensor]:
 
 
 def replaced(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
-    """Mappings, lists and tuples with something else in the place of each shard; what has none stays as it is."""
+    """Replace each sharded tensor in mappings, lists and tuples; a value without any is returned as it is."""
     if is_sharded(value):
         return make(value)
     if next(shards_in(value), None) is None:
@@ -91,7 +91,7 @@ def replaced(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
 
 
 def load_model(model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Load a state dict of the whole model; where this process holds shards of its tensors, it takes its own."""
+    """Load a state dict of the whole model; of tensors that are split, this process takes its shards."""
     own = model.state_dict()
     if next(shards_in(own), None) is not None:
         split = {
@@ -103,10 +103,10 @@ def load_model(model: nn.Module, state: Mapping[str, Any], *, strict: bool = Tru
 
 
 def split_state(optimizer: Optimizer) -> None:
-    """Leave this process its shard of what an optimizer keeps of parameters that it holds a shard of.
+    """Replace the optimizer's state of sharded parameters by this process's shard of it.
 
     Raises:
-        ValueError: Something that it keeps has another shape than the parameter.
+        ValueError: A tensor of the state has another shape than its parameter.
     """
     for each in each_of(optimizer).values():
         for parameter, state in each.state.items():
