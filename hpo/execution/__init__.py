@@ -1,5 +1,5 @@
-"""The workers of a run: started, given trials, watched, stopped, and replaced when they die.
+"""Runs a study: starts workers, gives them trials, watches and stops them, and replaces those that die.
 
-Imports from the lines below it: checks, study, trial. Used from above: `run` (`run_study`), `messages` (what a
-run says) and `supervisor` (`Ending`).
+Imports only from lower layers (checks, study, trial, search, storage, config). The packages above use `run`
+(`run_study`), `placing` (`hpo run --on`, `hpo submit`), `agent` (`hpo worker`) and `messages` (what a run says).
 """

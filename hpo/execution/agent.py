@@ -1,7 +1,7 @@
 """An agent: a supervisor with its local workers that joins a study, works on it, and leaves.
 
-Engines and people place agents on machines (`hpo worker`). All that one knows of the others is in the study's
-database.
+Engines and people place agents on machines (`hpo worker`). An agent learns about the other agents only from the
+study's database.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ def join(
     leave_when_idle: float,
     stop_seen: str | None = None,
 ) -> Ending:
-    """Work on a study that exists until there is nothing to do here, or this process is asked to leave.
+    """Work on an existing study until there is nothing to do here, or this process is asked to leave.
 
     Args:
         spec: The study.
-        listen: Called once, with the study when it is open.
-        warn: Called with what the checks find that stops nothing.
-        leave_when_idle: Seconds without a trial that could be taken after which it leaves; it does not wait for
+        listen: Called once, with the open study.
+        warn: Called with each warning of the checks.
+        leave_when_idle: The agent leaves after this many seconds without a trial to take; it does not wait for
             trials that run elsewhere.
-        stop_seen: As of `hpo.execution.registered.Registered`.
+        stop_seen: See `hpo.execution.registered.Registered`.
 
     Returns:
         Why it ended.
 
     Raises:
-        InputError: The study does not fit the code that it names; or it was started with another config or other
-            code than there is here.
+        InputError: The study does not fit the code that it names, or it was started with another config or other
+            code than this machine has.
         StudyError: There is no such study, or it failed.
     """
 
@@ -58,7 +58,7 @@ def join(
 
         return join_study(spec)
 
-    # Before this process holds anything it ends at once; later `registered` and the supervisor hear a signal.
+    # Until this process holds anything, a signal ends it at once; later `registered` and the supervisor handle it.
     with handled(REQUESTS, lambda *_: os._exit(LEFT_EARLY)):
         _leave_with_standard_input()
         try:
@@ -70,11 +70,11 @@ def join(
 
 
 def _leave_with_standard_input() -> None:
-    """Take the end of standard input for a SIGTERM, where it is a pipe or a socket.
+    """Treat the end of standard input as a SIGTERM, where standard input is a pipe or a socket.
 
-    Engines end their direct child, and what that has started notices its end by the pipe between them. A terminal,
-    a file and /dev/null say nothing about who has started this process; nor does a pipe that has ended already,
-    as cron gives one, where no engine has placed it.
+    An engine ends only its direct child; this process may have been started by that child, and notices its end
+    because the pipe between them closes. A terminal, a file or /dev/null says nothing about the parent. Nor does a
+    pipe that has already ended (cron gives one), unless an engine has placed this process.
     """
     if is_a_line(0) and (PLACEMENT_ENV in os.environ or not has_ended(0)):
         threading.Thread(target=_wait_for_its_end, args=(0,), daemon=True).start()
@@ -90,7 +90,7 @@ def is_a_line(descriptor: int) -> bool:
 
 
 def has_ended(descriptor: int) -> bool:
-    """Whether the other end of a pipe or of a socket is closed; what was written before may be left to be read."""
+    """Whether the other end of a pipe or of a socket is closed; there may still be data to read."""
     looked = select.poll()
     looked.register(descriptor, 0)
     return any(event & select.POLLHUP for _, event in looked.poll(0))
@@ -100,6 +100,6 @@ def _wait_for_its_end(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         while os.read(descriptor, 4096):
             pass
-    with contextlib.suppress(OSError):  # not by `print`: what it can't write stays in a buffer until the exit
+    with contextlib.suppress(OSError):  # not `print`: text that it can't write stays in its buffer until the exit
         os.write(2, b"leaving: the pipe that is standard input has closed\n")
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,9 +1,9 @@
-"""How trial processes give signs of life: their agent does it for all of them, and each for itself where it fails.
+"""Beats of trial processes: the agent beats for all of them, and each beats for itself when the agent does not.
 
-A thread of a trial process shows in shared memory that the process runs, and which lease it holds. The agent
-beats for all that have shown that lately, in one transaction with its own beat: a process that is stopped, or
-swapped out, is not kept alive by its agent. Where the process sees that its agent has not beaten for it (the agent
-is dead, stopped or busy, or cut off from the database), it beats itself until the agent does again.
+A thread of each trial process shows in shared memory that the process runs, and which lease it holds. The agent
+beats for every process that has shown this lately, in one transaction with its own beat; so a process that is
+stopped or swapped out gets no beat. A process that sees that its agent has not beaten for it (the agent is dead,
+stopped, busy, or cut off from the database) beats for itself until the agent does so again.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
     from hpo.execution.registered import Registered
     from hpo.trial.stopping import StopRequest
 
-#: Signs of life in the time after which a silent worker counts as dead.
+#: Beats within the silence after which a worker counts as dead.
 _BEATS: Final = 6
-#: Seconds between two of them at most.
+#: Longest time between two beats, in seconds.
 _SLOWEST: Final = 10.0
 #: Intervals without a beat after which a trial process beats for itself.
 _LATE: Final = 2
-#: How often in an interval a trial process shows that it runs.
+#: How many times per interval a trial process shows that it runs.
 _SHOWN: Final = 4
-#: Seconds without a statement after which a trial process gives its connection back. To open one costs a server as
-#: much as a dozen reports: who reports every ten seconds keeps it.
+#: Seconds without a statement after which a trial process closes its connection. Opening one costs the server as
+#: much as a dozen reports, so a process that reports every ten seconds keeps its connection.
 _IDLE: Final = 20.0
 
 
 def beat_interval(lost_after: float) -> float:
-    """Seconds between two signs of life of a worker that counts as dead after so many seconds of silence."""
+    """Seconds between two beats of a worker that counts as dead after ``lost_after`` seconds of silence."""
     return min(_SLOWEST, lost_after / _BEATS)
 
 
 class AgentBeats:
-    """The beats of an agent: its own, and those of its trial processes.
+    """Gives an agent's own beats and those of its trial processes.
 
     Args:
-        storage: The study's.
-        registered: The agent's own row; None where it has none.
-        interval: Seconds; a process that has not shown for longer that it runs gets no beat.
+        storage: The study's storage.
+        registered: The agent's own row; None if it has none.
+        interval: Seconds; a process that last showed longer ago that it runs gets no beat.
     """
 
     def __init__(self, storage: StudyStorage, registered: Registered | None, interval: float) -> None:
@@ -58,7 +58,7 @@ class AgentBeats:
         self._told: set[Lease] = set()
 
     def give(self, workers: Iterable[Worker]) -> None:
-        """Beat for all whose trial process runs, in one transaction, and tell those that have lost their lease."""
+        """Beat for all running trial processes in one transaction; notify those that have lost their lease."""
         now = time.monotonic()
         shown = [(worker, held) for worker in workers if (held := worker.held) is not None]
         running = [(worker, held) for worker, held in shown if now - held.alive_at <= self._interval]
@@ -80,7 +80,7 @@ class AgentBeats:
 
 
 class _OwnBeats:
-    """A trial process shows that it runs, and beats for itself where its agent is late."""
+    """Shows that a trial process runs, and beats for it when its agent is late."""
 
     def __init__(self, storage: StudyStorage, pulse: Pulse, interval: float) -> None:
         self._storage = storage
@@ -104,9 +104,9 @@ def trial_heartbeat(storage: StudyStorage, pulse: Pulse, request: StopRequest, l
     """The thread of a trial process that shows that it runs.
 
     Args:
-        storage: It holds the trial.
-        pulse: Shared with the agent.
-        request: Gets to know that the lease is lost, or the database gone, where the agent does not say so.
+        storage: Holds the trial.
+        pulse: Memory shared with the agent.
+        request: Notified when this thread finds that the lease is lost or the database is gone.
         lost_after: Seconds of silence after which the process counts as dead.
     """
     interval = beat_interval(lost_after)

@@ -1,5 +1,7 @@
-"""The checks before a run, in a process of their own: they import torch and the study's modules, which takes
-seconds and a part of the memory that the process which supervises does without.
+"""Runs the checks before a run in a separate process.
+
+They import torch and the study's modules, which takes seconds, and memory that the supervising process would then
+hold for the whole run.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from hpo.trial.resources import Slot
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checks say of a study that can run.
+    """The result of the checks for a study that can run.
 
     Attributes:
         findings: Warnings.
-        slots: A device and threads for each worker.
+        slots: A device and threads for each worker; empty for a study that does not train here.
     """
 
     findings: list[Finding]
@@ -33,13 +35,12 @@ class Checked:
 
 
 def checked(spec: StudySpec, *, here: bool = True) -> Checked:
-    """Check a study, and find its devices, in a process of its own that has ended when this returns.
+    """Check a study and find its devices, in a separate process that has ended when this returns.
 
     Args:
-        spec: The study; where it is to train here, the fork server, which has imported torch, has been started
-            with it. Otherwise there is none: a driver would hold its memory for as long as agents work.
-        here: It is to train on this machine; otherwise devices need a name that some machine has, and there are
-            no slots.
+        spec: The study. With ``here``, the fork server has been started for it. Without, there is no fork server:
+            a driver would hold its memory for as long as agents work.
+        here: The study trains on this machine. If not, devices only need valid names, and there are no slots.
 
     Raises:
         HpoError: What the checks raise.
@@ -63,7 +64,7 @@ def checked(spec: StudySpec, *, here: bool = True) -> Checked:
     finally:
         ours.close()
         if answer is None and process.exitcode is None:
-            process.kill()  # a Ctrl-C; at the end of the pipe it has ended
+            process.kill()  # after a Ctrl-C; if the pipe has ended, so has the process
         process.join()
     if answer is None:
         died = death_of(process.exitcode, struck, who="the process that checks the study")
@@ -74,8 +75,8 @@ def checked(spec: StudySpec, *, here: bool = True) -> Checked:
 
 
 def _check(spec: StudySpec, channel: Connection[Checked | HpoError, None], here: bool) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who waits for the answer hears it, and ends this process
-    os.dup2(2, 1)  # what the study's code prints when it is imported is no line, and no event, of the run
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the waiting process handles it, and kills this one
+    os.dup2(2, 1)  # what the study's code prints on import must not mix with the run's own lines or events
     from hpo.checks.checks import check_study
     from hpo.trial.process_forks import only_in
     from hpo.trial.resources import devices_elsewhere, study_slots

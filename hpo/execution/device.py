@@ -1,4 +1,4 @@
-"""What a process has of a device beside its training: a CUDA context, and what is loaded into that."""
+"""Starts CUDA ahead of a trial, and counts how many processes may hold a CUDA context while others train."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 
 from hpo.execution.memory import is_ample
 
-#: Bytes that a CUDA context takes of its device, about, with what a first training loads (812 MiB on an H200), and
-#: the share of the device that contexts may take together.
+#: Approximate size of a CUDA context in bytes, with what a first trial loads (812 MiB on an H200), and the share
+#: of the device's memory that the contexts of idle processes may take together.
 _CONTEXT: Final = 800 * 2**20
 _CONTEXTS: Final = 0.05
-#: The share of a device's memory that is to be free for others, as trials are about alike in what they take.
+#: The share of the device's memory that a trial must leave free: the next one will need about as much as this one.
 _FREE: Final = 0.5
-#: CUDA's driver, and its number for the attribute that says how many processes may have a context of a device.
+#: CUDA's driver library, and the driver's number for the attribute "compute mode": who may have a context.
 DRIVER: Final = "libcuda.so.1"
 _COMPUTE_MODE: Final = 20
 
 
 def start(device: torch.device) -> None:
-    """Start CUDA in this process, with what most trainings use first: matrix products and an optimizer's kernels.
+    """Start CUDA in this process, and load what most trials use first: matrix products and an optimizer's kernels.
 
-    That takes half a second, in which a training before may still run. What fails here fails again in the trial,
-    whose error it is. No backward pass: it would start threads, and the trial may still fork.
+    This takes half a second, during which the previous trial may still train. An error here is ignored: the trial
+    meets it again and reports it. No backward pass, because that starts threads, and the trial may still fork.
     """
     if device.type != "cuda":
         return
@@ -39,13 +39,14 @@ def start(device: torch.device) -> None:
 
 
 def spare_contexts(device: torch.device, *, ends: bool = False) -> int | None:
-    """How many processes may hold a context of a device while others train; 0 where it has failed.
-
-    To be asked where a training has ended.
+    """How many idle processes may hold a context on the device; ask when a trial has ended in this process.
 
     Args:
-        device: Where it was; None is the answer for one that has no contexts, or on which nothing was done.
-        ends: Whether this process ends, and gives back what it has.
+        device: Where the trial trained.
+        ends: Whether this process ends now, and so frees what it holds.
+
+    Returns:
+        None for a device that has no contexts, or if this process has not used CUDA; 0 if CUDA has failed.
     """
     if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
@@ -54,13 +55,13 @@ def spare_contexts(device: torch.device, *, ends: bool = False) -> int | None:
     try:
         free, total = torch.cuda.mem_get_info(device)
         peak, held = torch.cuda.max_memory_reserved(device), torch.cuda.memory_reserved(device)
-    except RuntimeError:  # a kernel has failed, as the trial has said; the context is lost
+    except RuntimeError:  # a kernel has failed, which the trial has reported; the context is lost
         return 0
     return contexts(free + held, total, peak, 0) if ends else contexts(free, total, peak, held)
 
 
 def _is_shared(device: torch.device) -> bool:
-    """Whether several processes may have a context at a time, as GPUs are set up unless someone changes it."""
+    """Whether several processes may have a context at the same time, which is the default mode of a GPU."""
     mode = ctypes.c_int()
     try:
         driver = ctypes.CDLL(DRIVER)
@@ -71,13 +72,13 @@ def _is_shared(device: torch.device) -> bool:
 
 
 def contexts(free: int, total: int, peak: int, held: int) -> int:
-    """How many processes may hold a CUDA context while others train; all arguments are bytes of the device.
+    """How many idle processes may hold a CUDA context; all arguments are bytes of the device's memory.
 
     Args:
-        free: What nothing has now.
-        total: All of it.
-        peak: What the training had at most.
-        held: What this process still has beside its context.
+        free: Free memory now.
+        total: All memory of the device.
+        peak: The most that the trial has reserved.
+        held: What each idle process holds beside its context.
     """
     if min(free, total - peak) < _FREE * total:
         return 0

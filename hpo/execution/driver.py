@@ -1,7 +1,7 @@
-"""The driver of a study (`hpo run --on`): it has agents placed, replaces lost ones, and ends the study.
+"""The driver of a study (`hpo run --on`): has an engine place agents, replaces lost ones, and ends the study.
 
-It trains nothing and holds no trial. Agents work without it: a driver that dies, or leaves, loses nothing, and the
-next one finds its agents again by what their engine knows.
+It trains nothing and holds no trial. Agents work without it, so a driver that dies or leaves loses nothing; the
+next driver asks the engine for the agents that are there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hpo.trial.report import TrialReport
 
 #: Seconds between two looks at the engine and the study.
 _TICK: Final = 1.0
-#: A look at the study takes no more than one part in so many of the time.
+#: Looking at the study takes at most 1/20 of the time: the pause after a look is this many times its duration.
 _LOOK_SHARE: Final = 20
 _STOPPING: Final = "stopping: agents checkpoint their trials and leave"
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,13 +43,13 @@ class Driver:
 
     Args:
         opened: The study; this process owns no trial.
-        engine: Places the agents; it is closed at the end.
-        order: What each of them is to do.
-        agents: The fewest and the most that there are to be while trials wait for a worker.
-        report: Called with who says it and what is said, and with a `Tick` every second; an OSError of it means
+        engine: Places the agents; closed at the end.
+        order: What each agent does.
+        agents: The smallest and the largest number of agents while trials wait for a worker.
+        report: Called with a label (who says it) and a message, and with a `Tick` every second. An OSError means
             that the reader is gone: the driver leaves.
-        detach: Place agents, and leave them.
-        submission: Id of the `hpo submit` whose driver this is; the time limit counts from its first start.
+        detach: Leave as soon as agents are placed.
+        submission: Id of the `hpo submit` that started this driver; the time limit counts from its first start.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Driver:
         self._upkeep = Upkeep(opened, self._of_upkeep)
         with opened.storage.engine.connect() as conn:
             self._stop_seen = stop_request(conn, opened.study_id)
-        # An agent that has to wait for its machine hears what is asked of all meanwhile.
+        # So an agent that has waited for its machine notices a request to stop that came in the meantime.
         order = replace(order, arguments=(*order.arguments, f"--stop-seen={self._stop_seen}"))
         retries = opened.spec.run.max_retries
         self._fleet = Fleet(engine, order, self._most, lambda news: self._notify("", news), retries)
@@ -84,14 +84,14 @@ class Driver:
         self._next_look = 0.0
 
     def run(self) -> Ending:
-        """Have agents work until every trial has ended, the time is over, or a signal comes.
+        """Have agents work until every trial has ended, the time limit is reached, or a signal comes.
 
-        A first Ctrl-C drains the agents, a second one at a terminal kills them. At SIGTERM and SIGHUP they are
-        left at what they do, and where their engine does not answer at the second Ctrl-C.
+        The first Ctrl-C drains the agents; a second one at a terminal kills them. Agents stay at work after
+        SIGTERM and SIGHUP, and if their engine does not answer at the second Ctrl-C.
 
         Raises:
-            DatabaseError: The database fails permanently; agents are left.
-            StudyError: Agents keep dying, or the first trials fail alike; agents that are left have been asked to
+            DatabaseError: The database fails permanently; the agents stay.
+            StudyError: Agents keep dying, or the first trials fail alike; the remaining agents have been asked to
                 leave.
         """
         with heard(_SIGNALS) as signals:
@@ -144,7 +144,7 @@ class Driver:
             return
 
     def _judge(self, said: Message | Settled) -> None:
-        """Take note of what is progress, and of what means that the study is broken."""
+        """Note progress, and failures that mean that the study is broken."""
         if isinstance(said, Started):
             self._fleet.started()
         elif isinstance(said, EpochsEnded) or _ends_a_trial(said):
@@ -163,14 +163,14 @@ class Driver:
     # ---- the end
 
     def _is_over(self) -> bool:
-        """Whether nothing is left to be done, and no agent is left to do it; then paused trials are pruned."""
+        """Whether the run is ending and no agent is left; at the study's end this prunes its paused trials."""
         if self._ending is None and not self._upkeep.is_more_to_come():
             self._stop(Ending.DONE)
         if self._ending is None or self._fleet.count:
             return False
         if self._ending is Ending.DONE:
             budgets = self._upkeep.budgets()
-            if self._upkeep.is_more_to_come():  # an agent has put a trial back that it took at the last moment
+            if self._upkeep.is_more_to_come():  # an agent has requeued a trial that it took at the last moment
                 self._ending = None
                 self._fleet.resume()
                 return False
@@ -180,8 +180,8 @@ class Driver:
         return True
 
     def _wanted(self) -> int:
-        """How many agents there are to be now: for what they train and what waits; none where nothing waits."""
-        # Counted first: a trial that is taken between the two counts is left out of both, not in both.
+        """How many agents are needed for the trials that they train and those that wait; 0 if none waits."""
+        # Running trials first: a trial that is taken between the two counts is in neither, rather than in both.
         trained = self._upkeep.running_on(self._fleet.placements)
         claimable = self._upkeep.claimable()
         if not claimable:
@@ -199,7 +199,7 @@ class Driver:
             self._stop(Ending.GOAL)
 
     def _is_stopped(self) -> bool:
-        """Whether a person wants all agents to leave (`hpo stop`) since this driver began."""
+        """Whether a person has asked all agents to leave (`hpo stop`) since this driver started."""
         return self._upkeep.stop_request() not in (None, self._stop_seen)
 
     def _stop(self, ending: Ending) -> None:
@@ -217,11 +217,11 @@ class Driver:
             self._notify("", Notice(_STOPPING + more))
 
     def _leave(self, how: Ending) -> None:
-        """Leave before the agents have: they stay at work, unless they have been asked to leave for a reason."""
+        """Leave before the agents do; the ending stays what it is where they have been asked to leave early."""
         self._leaving = how if self._ending in (None, Ending.DONE) else self._ending
 
     def _kill(self) -> None:
-        """Stop all agents immediately; where their engine does not answer, leave them."""
+        """Kill all agents; if their engine does not answer, leave without them."""
         killed = self._fleet.kill()
         for placement in killed:
             self._upkeep.settle_agent(placement.id, Verdict(STOPPED, "its agent was stopped immediately"))
@@ -232,7 +232,7 @@ class Driver:
     # ---- what is said
 
     def _of_upkeep(self, label: str, said: Settled | Notice) -> None:
-        if isinstance(said, Notice):  # what becomes of trials is observed
+        if isinstance(said, Notice):  # the observer reports what becomes of trials
             self._notify(label, said)
 
     def _notify(self, label: str, message: Heard) -> None:
@@ -244,12 +244,12 @@ class Driver:
 
 
 def _time_left(opened: OpenStudy, submission: str | None) -> float:
-    """Seconds until the time limit; a submitted driver's first start stores when that is, for its later ones."""
+    """Seconds until the time limit; a submitted driver stores the deadline at its first start for later ones."""
     timeout = opened.spec.run.timeout
     if timeout is None or submission is None:
         return math.inf if timeout is None else timeout
     storage, study_id, key = opened.storage, opened.study_id, f"{DEADLINE_ATTR}{submission}"
-    now = time.time()  # another machine's monotonic clock is another
+    now = time.time()  # the monotonic clock means nothing on another machine
     deadline: float | None = storage.get_study_system_attrs(study_id).get(key)
     if deadline is None:
         deadline = now + timeout
@@ -258,7 +258,7 @@ def _time_left(opened: OpenStudy, submission: str | None) -> float:
 
 
 def _ends_a_trial(said: Message | Settled) -> bool:
-    """Whether a trial has ended or is paused; not where only an attempt at it has ended."""
+    """Whether a trial has ended or is paused; False if only an attempt at it has ended."""
     if isinstance(said, Settled):
         return said.state != TrialState.WAITING
     return isinstance(said, TrialReport) and (said.outcome is not None or said.paused)

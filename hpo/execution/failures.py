@@ -1,4 +1,4 @@
-"""When failures mean that the study itself is broken, and no trial of it."""
+"""Decides when failures mean that the study itself is broken, and not just some of its trials."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hpo.trial.report import TrialReport
 
 #: This many trials or workers that fail alike before any trial has succeeded stop the study.
 _ALIKE: Final = 3
-#: This many deaths for each worker, without a trial finished or paused in between, stop the study.
+#: This many deaths for each worker, with no trial finished or paused in between, stop the study.
 _DEATHS: Final = 3
-#: Ends for which the trial is to blame; a lost one's worker died.
+#: Outcomes for which the trial is to blame; LOST is left out, because there the worker died.
 _FAILURES: Final = frozenset(end for end in Outcome if STATE_OF[end] == TrialState.FAIL) - {Outcome.LOST}
-# What differs between two errors of one cause: sizes, addresses, process ids.
+# What may differ between two errors of the same cause: sizes, addresses, process ids.
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 
 
 class Failures:
-    """Counts failures, and raises when it is useless to continue.
+    """Counts failures, and raises StudyError when it is useless to continue.
 
     Args:
         opened: The study.
@@ -36,7 +36,7 @@ class Failures:
 
     def __init__(self, opened: OpenStudy, workers: int) -> None:
         self._opened = opened
-        # A trial that kills its workers is to come to its own end before the study does.
+        # A trial that kills its workers must use up its retries and fail before the study is stopped.
         self._deaths_allowed = max(_DEATHS, opened.spec.run.max_retries + 1) * workers
         self._deaths = 0
         self._succeeded = opened.count(TrialState.COMPLETE, TrialState.PRUNED) > 0 or opened.has_paused()
@@ -44,14 +44,14 @@ class Failures:
         self._first: dict[str, list[str]] = {"workers": [], "trials": []}
 
     def hear(self, message: Message, log: Path) -> None:
-        """Take note of a worker's message.
+        """Note a worker's message.
 
         Args:
             message: The message.
-            log: What the worker has printed outside of trials.
+            log: File with what the worker has printed outside of trials.
 
         Raises:
-            StudyError: Everything has failed in the same way from the start, or no worker could work here.
+            StudyError: Everything has failed in the same way from the start, or no worker can work here.
         """
         if isinstance(message, Failed) and message.final:
             raise StudyError(message.message)
@@ -65,14 +65,14 @@ class Failures:
                 self._trial_failed(message.number, message.reason)
             else:
                 self._succeeded = True
-            if message.outcome == Outcome.COMPLETE or message.paused:  # one may be pruned before it writes
+            if message.outcome == Outcome.COMPLETE or message.paused:  # a pruned trial may have written nothing
                 self._for_the_disk = 0
 
     def settled(self, trials: Sequence[Settled]) -> None:
-        """Take note of trials that were taken from dead workers.
+        """Note trials that were taken back from dead workers.
 
         Raises:
-            StudyError: As `hear`.
+            StudyError: As in `hear`.
         """
         for trial in trials:
             if trial.state == TrialState.FAIL:
@@ -91,14 +91,14 @@ class Failures:
         self._failed("trials", reason, f"the log of trial {number} in {folder}")
 
     def died(self, verdict: Verdict, log: Path) -> None:
-        """Take note of a worker that is gone and has not advanced.
+        """Note a worker that is gone without having finished an epoch of its trial.
 
         Args:
-            verdict: Over what it held.
-            log: What it has printed outside of trials.
+            verdict: The verdict on what it held.
+            log: File with what it has printed outside of trials.
 
         Raises:
-            StudyError: Too many have died with no trial finished in between.
+            StudyError: Too many workers have died with no trial finished in between.
         """
         self._deaths += verdict.outcome == LOST
         if self._deaths >= self._deaths_allowed:
@@ -112,7 +112,7 @@ class Failures:
         if self._succeeded or len(first) == _ALIKE:
             return
         first.append(reason)
-        # Different errors are the trials' or workers' own.
+        # Errors that differ are faults of single trials or workers.
         if len(first) == _ALIKE and len({_NUMBER.sub("#", each) for each in first}) == 1:
             raise StudyError(
                 f"the first {_ALIKE} {what} failed alike:\n  {first[0]}\n"

@@ -1,4 +1,4 @@
-"""The agents that a driver has placed, or found: how many there are to be, and what becomes of them."""
+"""The agents that a driver has placed or found: keeps their number, and reports what becomes of them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from hpo.execution.messages import AgentNews, Notice
 
 T = TypeVar("T")
 
-#: For each agent that there may be, so many may die with nothing done in the study meanwhile.
+#: This many deaths per allowed agent, with nothing done in the study in between, stop the study.
 _DEATHS: Final = 3
-#: Seconds before the next agent is placed where one has died; doubled each time, up to the longest, until none has
-#: died for so long. Others may well work meanwhile: one machine of several may be broken.
+#: Seconds to wait after an agent has died before the next one is placed. The pause doubles with each death, up to
+#: the longest, and starts again at the first after `_CALM` seconds without one. Other agents may work meanwhile:
+#: perhaps one machine of several is broken.
 _LONGEST_PAUSE: Final = 60.0
 _FIRST_PAUSE: Final = 1.0
 _CALM: Final = 120.0
@@ -41,11 +42,11 @@ class Fleet:
     """The agents of a study on one engine.
 
     Args:
-        engine: Places them.
-        order: What each of them is to do.
-        most: How many there may be.
+        engine: Places the agents.
+        order: What each agent does.
+        most: How many agents there may be.
         report: Called with what a person should know.
-        retries: How many deaths a trial survives.
+        retries: How many deaths of its worker a trial survives.
     """
 
     def __init__(
@@ -71,25 +72,25 @@ class Fleet:
 
     @property
     def count(self) -> int:
-        """How many agents there are, the queued ones too."""
+        """How many agents there are, including those that wait for a machine."""
         return len(self._hosts)
 
     @property
     def placements(self) -> set[str]:
-        """Their ids at the engine."""
+        """The agents' ids at the engine."""
         return {placement.id for placement in self._hosts}
 
     @property
     def _deaths_allowed(self) -> int:
-        # A trial that kills its agents is to come to its own end, and that to be seen, before the study does.
+        # A trial that kills its agents must fail, and the driver see that, before the study is stopped.
         return self._most * (max(_DEATHS, self._retries + 2) if self._has_started else _DEATHS)
 
     def started(self) -> None:
-        """Note that a trial has started since something was done."""
+        """Note that a trial has started since the last progress."""
         self._has_started = True
 
     def progressed(self) -> None:
-        """Note that something was done in the study: earlier deaths count no more."""
+        """Note progress in the study: earlier deaths no longer count."""
         self._deaths, self._has_started = 0, False
 
     def adopt(self) -> None:
@@ -99,7 +100,7 @@ class Fleet:
                 self._take_in(placement, "found")
 
     def grow(self, wanted: int) -> None:
-        """Place agents until there are so many, as far as there may be."""
+        """Place agents until there are ``wanted`` of them, or as many as there may be."""
         if self.count >= wanted or time.monotonic() < self._died_at + self._pause:
             return
         self.adopt()
@@ -109,31 +110,31 @@ class Fleet:
                 self._take_in(placement, "placed")
 
     def drain(self) -> None:
-        """Ask all agents to leave, and those that the engine starts again meanwhile."""
+        """Ask all agents to leave, including those that the engine starts again in the meantime."""
         self._draining = set()
         self._drain_rest()
 
     def resume(self) -> None:
-        """Let agents that come from now on stay."""
+        """Stop asking agents to leave: those that start from now on stay."""
         self._draining = None
 
     def kill(self) -> list[Placement]:
-        """End all agents at once; those that are ended so: none where the engine does not answer."""
+        """Kill all agents; returns those that were killed, which are none if the engine does not answer."""
         left = list(self._hosts)
         self._asked(lambda: self._engine.kill(left))
         return [] if self._away else left
 
     def take_changes(self) -> list[NodeGone]:
-        """Take note of what has become of agents; those whose machine is gone.
+        """Note what has become of agents; returns the changes about agents whose machine is gone.
 
         Raises:
-            StudyError: Agents die again and again, with nothing done in the study meanwhile.
+            StudyError: Agents die again and again, with nothing done in the study in between.
         """
         self._drain_rest()
         gone: list[NodeGone] = []
 
         def take_all() -> None:
-            for change in self._engine.changes():  # one by one: an engine that goes away has said what came before
+            for change in self._engine.changes():  # one by one: if the engine goes away, earlier changes are noted
                 if change.placement in self._hosts:
                     self._take(change)
                     gone.extend([change] if isinstance(change, NodeGone) else [])
@@ -164,7 +165,7 @@ class Fleet:
             in_order = change.in_order or self._draining is not None
             what = "ended" if in_order or change.asked else "died"
             self._report(AgentNews(placement.id, what, host, change.cause))
-            if not in_order:  # whoever asks each one to leave would have another one placed for ever
+            if not in_order:  # even if `asked`: otherwise, who stops each agent has it replaced for ever
                 self._died(change)
         elif isinstance(change, NodeGone):
             self._report(AgentNews(placement.id, "lost", change.host, "its machine is gone"))
@@ -184,7 +185,7 @@ class Fleet:
             )
 
     def _drain_rest(self) -> None:
-        """Ask those to leave that have not been asked; an engine that is away is asked later."""
+        """Ask the agents to leave that have not been asked yet; if the engine is away, try again later."""
         if self._draining is None:
             return
         rest = [placement for placement in self._hosts if placement not in self._draining]
@@ -194,7 +195,7 @@ class Fleet:
                 self._draining.update(rest)
 
     def _asked(self, question: Callable[[], T]) -> T | None:
-        """An engine's answer; None where it does not answer for now."""
+        """The engine's answer; None if it does not answer for now."""
         try:
             answer = question()
         except EngineAwayError as error:
@@ -209,7 +210,7 @@ class Fleet:
 
 
 def _last_lines(log: str) -> str:
-    """The end of a log that is a file here, indented; empty for any other."""
+    """The last lines of a log that is a file on this machine, indented; empty for any other log."""
     try:
         lines = Path(log).read_text(errors="replace").splitlines()[-_LINES:]
     except OSError:

@@ -1,4 +1,4 @@
-"""What a trial may use: time, time without a batch, memory; and how it is known that the kernel took a worker."""
+"""Limits of a trial (total time, time without a batch, memory), and the cause of a process's death in words."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hpo.storage.recovery import Verdict
 from hpo.study.outcome import Outcome
 from hpo.wording import gib
 
-# Counts the processes that the kernel has ended for want of memory, in this machine and in its containers.
+# Counts the processes that the kernel has killed for lack of memory, on this machine and in its containers.
 _VMSTAT: Final = Path("/proc/vmstat")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What each trial may use; None where there is no limit.
+    """What each trial may use; None means no limit.
 
     Attributes:
-        wall_s: Seconds that its attempts may take together.
+        wall_s: Seconds for all attempts at it together.
         idle_s: Seconds between two batches.
-        memory: Bytes of main memory that its process and those below it may use.
+        memory: Bytes of main memory for its process and all child processes.
     """
 
     wall_s: float | None = None
@@ -35,15 +35,15 @@ class Limits:
 
     @classmethod
     def of(cls, run: RunSection) -> Limits:
-        """Those of the study file."""
+        """The limits of a study file."""
         return cls(run.trial_timeout, run.no_progress_timeout, run.trial_memory)
 
     def broken(self, pid: int, *, spent_s: float, idle_s: float, trial_pid: int = 0) -> Verdict | None:
-        """The verdict on a trial that has exceeded a limit.
+        """The verdict on a trial that has exceeded a limit; None if it has not.
 
         Args:
             pid: The worker's process.
-            trial_pid: As of `memory_of`.
+            trial_pid: See `memory_of`.
             spent_s: Seconds that the trial has taken so far.
             idle_s: Seconds since its last batch.
         """
@@ -64,7 +64,7 @@ def _verdict(outcome: Outcome, reason: str) -> Verdict:
 
 
 def oom_kills() -> int:
-    """How often the kernel has ended a process for want of memory since the machine was started; 0 if unknown."""
+    """How many processes the kernel has killed for lack of memory since the machine started; 0 if unknown."""
     try:
         lines = _VMSTAT.read_text().splitlines()
     except OSError:
@@ -73,12 +73,12 @@ def oom_kills() -> int:
 
 
 def death_of(exitcode: int | None, struck_before: int, who: str = "its worker") -> str:
-    """Why a worker is gone, in words.
+    """Why a process is gone, in words.
 
     Args:
-        exitcode: As `multiprocessing.Process.exitcode`.
-        struck_before: `oom_kills` when the worker started.
-        who: What the words call it.
+        exitcode: As in `multiprocessing.Process.exitcode`.
+        struck_before: The value of `oom_kills` when the process started.
+        who: The name of the process in the text.
     """
     if exitcode is None or exitcode >= 0:
         return f"{who} ended with exit code {exitcode}"
@@ -102,11 +102,11 @@ def _signal_name(number: int) -> str:
 
 
 def kill_group(pid: int, *, only_group: bool = False) -> None:
-    """SIGKILL to a worker's process group; it may be gone, or not have made its group yet.
+    """Send SIGKILL to a process group, which may be gone or not made yet.
 
     Args:
-        pid: The worker.
-        only_group: Spare the process itself where it has no group: it has ended, and its number may be another's.
+        pid: The process that leads the group; it is killed itself if it has made no group yet.
+        only_group: Never kill the process itself: it may have ended, and its id may belong to another by now.
     """
     for kill in (os.killpg,) if only_group else (os.killpg, os.kill):
         try:

@@ -1,4 +1,4 @@
-"""Main memory: what a trial uses, and what the machine has left for its processes."""
+"""Main memory: how much a trial uses, and how much the machine or container has free."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Final
 
 import psutil
 
-#: Control groups of Linux, version 2, and this process's own; systems without them have no such files.
+#: Linux control groups (version 2), and the file that names this process's own; other systems have no such files.
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_GROUP: Final = Path("/proc/self/cgroup")
 _AMPLE: Final = 0.25
 
 
 def memory_of(pid: int, trial_pid: int = 0) -> int:
-    """Bytes of main memory that a worker's trial uses; what several processes share is divided among them.
+    """Bytes of main memory that a worker's trial uses; memory that several processes share is divided among them.
 
     Args:
-        pid: The worker's process, which counts.
-        trial_pid: The process that has the trial: it counts with those below it. 0: all those below the worker do.
+        pid: The worker's process, which is counted.
+        trial_pid: The process that holds the trial, counted with its child processes. 0: all child processes of
+            the worker are counted.
     """
     try:
         worker = psutil.Process(pid)
@@ -38,17 +39,17 @@ def _memory(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
     except psutil.Error:  # it has just ended
         return 0
-    # Only Linux knows the proportional share; elsewhere what is this process's alone.
+    # Only Linux knows the proportional share (PSS); elsewhere count the memory that only this process has (USS).
     return int(getattr(info, "pss", info.uss))
 
 
 def is_ample() -> bool:
-    """Whether enough main memory is free for processes that train nothing."""
+    """Whether enough main memory is free to keep idle processes."""
     return free_share() >= _AMPLE
 
 
 def free_share() -> float:
-    """The share of main memory that is free, of 0 to 1: the machine's, or a container's or job's that has less."""
+    """The share of main memory that is free, from 0 to 1: the least of the machine's and its control groups'."""
     machine = psutil.virtual_memory()
     return min([machine.available / machine.total, *_free_of_groups(_GROUPS, _own_group())])
 
@@ -62,7 +63,7 @@ def _own_group() -> str:
 
 
 def _free_of_groups(root: Path, own: str) -> Iterator[float]:
-    """The free share of each control group with a limit that this process is in."""
+    """The free share of each control group that has a limit and that this process is in."""
     group = root / own
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):  # ValueError: "max", no limit
@@ -74,6 +75,6 @@ def _free_of_groups(root: Path, own: str) -> Iterator[float]:
 
 
 def _files_of(group: Path) -> int:
-    """Bytes that a group uses for files that were read, which the kernel gives up first."""
+    """Bytes that a group uses to cache files, which the kernel gives up first."""
     lines = (group / "memory.stat").read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)

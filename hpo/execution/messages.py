@@ -1,4 +1,4 @@
-"""What a supervisor and its workers send each other, and what a run says to its listener."""
+"""The messages between a supervisor and its workers, and those of a run to its listener."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Order:
     Attributes:
         spec: The study file.
         scheduler: Decides what trials do, and which are taken.
-        agent: Id of the agent that they are workers of (`hpo.storage.agents`); 0 where it has none.
-        pooler: The folder of the agent's pooler (`hpo.storage.pooler`); None where it has none.
+        agent: Id of the workers' agent (`hpo.storage.agents`); 0 if it has none.
+        pooler: The folder of the agent's pooler (`hpo.storage.pooler`); None if it has none.
     """
 
     spec: StudySpec
@@ -56,11 +56,12 @@ class WorkerOrder(Order):
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker has loaded the study's modules and data, and takes trials from here on.
+    """A worker has loaded the study's modules and data, and takes trials from now on.
 
     Attributes:
-        left: What loading them has left in its process, which can't be forked for trials then; None: nothing.
-        loading_s: Seconds that loading them took.
+        left: What loading has left behind in the worker's process (a thread, say), so that it can't be forked for
+            trials; None: nothing.
+        loading_s: Seconds that loading took.
     """
 
     left: str | None = None
@@ -75,8 +76,8 @@ class Started:
         number: The trial.
         lease: This attempt at it.
         spent_s: Seconds that its earlier attempts took.
-        epochs: Epochs that it had reported before.
-        grants: What a scheduler has granted it, the latest last; empty without a scheduler.
+        epochs: Epochs that it had reported before this attempt.
+        grants: The scheduler's grants to it, the latest last; empty without a scheduler.
     """
 
     number: int
@@ -88,11 +89,11 @@ class Started:
 
 @dataclass(frozen=True)
 class Extended:
-    """A trial whose grant has ended trains on without a pause.
+    """A trial whose grant has ended has a new one, and trains on without a pause.
 
     Attributes:
         number: The trial.
-        grants: As of `Started`.
+        grants: As in `Started`, with the new grant.
     """
 
     number: int
@@ -106,10 +107,10 @@ class EpochsEnded:
     Attributes:
         number: The trial.
         first: The first of these epochs, counted from 1.
-        values: The study's metric after each of them, None where there was no validation.
-        max_epochs: Epochs of a run to the end.
-        predicted: The final loss predicted after the last of them, None where nothing predicts one.
-        resumed: They were finished by an earlier attempt, from which this one resumes.
+        values: The study's metric after each of these epochs; None for an epoch without validation.
+        max_epochs: Epochs of a trial that trains to its end.
+        predicted: The final loss predicted after the last of these epochs; None if nothing predicts it.
+        resumed: An earlier attempt finished these epochs, and this one resumes after them.
     """
 
     number: int
@@ -126,7 +127,7 @@ class Failed:
 
     Attributes:
         message: The reason.
-        final: It is the same for every worker that starts here, so the run ends.
+        final: The reason holds for every worker that starts here, so the run ends.
     """
 
     message: str
@@ -138,7 +139,7 @@ class Leaving:
     """A worker is about to end.
 
     Attributes:
-        within_s: Seconds that this may take.
+        within_s: Seconds after which it is killed if it is still there.
     """
 
     within_s: float = 30.0
@@ -146,7 +147,7 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Stop:
-    """To a worker: requeue what runs, and leave."""
+    """To a worker: requeue the running trial, and leave."""
 
 
 @dataclass(frozen=True)
@@ -159,19 +160,19 @@ class End:
 
 @dataclass(frozen=True)
 class Lost:
-    """To a worker: another attempt has the trial that it holds under this lease, so it drops the trial."""
+    """To a worker: the lease of its trial is lost to another attempt; drop the trial."""
 
     lease: Lease
 
 
 @dataclass(frozen=True)
 class Warned:
-    """A tracker shows nothing of a trial, or nothing more of it.
+    """A tracker shows nothing of a trial, or has stopped showing it.
 
     Attributes:
         number: The trial.
-        what: What the trial is without; the same for all trials.
-        why: What happened, in a line.
+        what: What the trial lacks; the same text for all trials.
+        why: What happened, in one line.
     """
 
     number: int
@@ -196,11 +197,11 @@ class AgentNews:
 
     Attributes:
         placement: The id of its placement.
-        what: ``placed``; ``found``, placed by an earlier driver; ``waiting`` for long for a machine; ``running``;
-            ``requeued`` by its engine; ``ended`` in order; ``died``; ``lost`` with its machine.
-        host: Its machine; empty where it has none yet.
+        what: ``placed``; ``found`` (an earlier driver placed it); ``waiting`` (for a machine, for a long time);
+            ``running``; ``requeued`` by its engine; ``ended`` in order; ``died``; ``lost`` with its machine.
+        host: Its machine; empty if it has none yet.
         cause: Why it waits or ended, for people.
-        logs: Where its output is, for people; with ``placed`` and ``found``.
+        logs: Where its output is, for people; set with ``placed`` and ``found``.
     """
 
     placement: str
@@ -212,12 +213,12 @@ class AgentNews:
 
 @dataclass(frozen=True)
 class Placed:
-    """Agents that an engine places, in place of workers of one's own.
+    """A run whose agents an engine places, instead of workers on this machine.
 
     Attributes:
         on: The engine, as the person wrote it.
-        fewest: How many agents there are to be while trials wait.
-        most: How many there may be.
+        fewest: The smallest number of agents while trials wait.
+        most: The largest number of agents.
     """
 
     on: str
@@ -227,7 +228,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed: a listener that shows it can draw it again."""
+    """Time has passed: a listener that shows it can redraw."""
 
 
 Message = Ready | Started | Extended | EpochsEnded | Warned | TrialReport | Failed | Leaving
@@ -236,13 +237,13 @@ Command = Stop | End | Lost
 #: What a run says to its listener.
 Heard = Message | Settled | Notice | Tick | AgentNews
 
-#: Signals that ask an agent to leave: of systems and engines, Slurm's warning of a time limit, a closed terminal.
-#: Each may come several times, and from several who ask; that is one request.
+#: Signals that ask an agent to leave: SIGTERM from systems and engines, SIGUSR1 as Slurm's warning of a time
+#: limit, SIGHUP from a closed terminal. Several of them, from several senders, are one request.
 REQUESTS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def send(channel: Connection[Message, Command], message: Message) -> None:
-    """Send a message to the supervisor; where that is gone, log it."""
+    """Send a message to the supervisor; if that is gone, log the message."""
     try:
         channel.send(message)
     except OSError:
@@ -250,7 +251,7 @@ def send(channel: Connection[Message, Command], message: Message) -> None:
 
 
 def received(channel: Connection[Command, Message]) -> Iterator[Message]:
-    """The messages that a worker has sent so far; none where it has closed the channel, or died inside one."""
+    """The messages that a worker has sent so far; ends early if it closed the channel or died amid a message."""
     with contextlib.suppress(EOFError, OSError):
         while channel.poll():
             yield channel.recv()

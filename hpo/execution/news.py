@@ -1,4 +1,4 @@
-"""What a worker reports to its supervisor about a trial: its epochs and grants, and trackers that lack it."""
+"""Reports a trial's progress to the supervisor: its epochs, its grants, and what trackers fail to show of it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hpo.storage.grants import Granted
 from hpo.trial.session import Session
 from trainer.callbacks import mirror
 
-#: Seconds between two messages about epochs at least.
+#: Shortest time between two messages about epochs, in seconds.
 _PAUSE: Final = 0.25
-#: Epochs in one of them at most: with few it fits into any channel that has room at all.
+#: The most epochs in one message, so that it fits into any channel that has room at all.
 _LENGTH: Final = 100
-#: Of what a tracker says of its failure at most, for the same reason.
+#: The most characters of a tracker's error in one message, for the same reason.
 _CHARACTERS: Final = 500
 
 
 class News:
-    """Reports to the supervisor which epochs a trial has finished, and what it is granted as it trains.
+    """Reports to the supervisor which epochs a trial has finished, and which grants it gets while it trains.
 
-    Training never waits for that. What can't be sent now, because the channel is full or has just been used,
-    is said with a later batch, and the rest when the trial has ended.
+    Training never waits for this. What can't be sent now, because the channel is full or has just been used, is
+    sent after a later batch, and the rest when the trial has ended.
 
     Args:
         channel: To the supervisor.
         number: The trial.
         metric: The metric to report.
-        grants: What a scheduler had granted the trial when it was taken.
+        grants: The grants that the trial had when it was taken.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class News:
 
     @contextlib.contextmanager
     def of_trackers(self) -> Iterator[None]:
-        """Report what trackers warn of inside."""
+        """Report the warnings that trackers log inside the block."""
         handler = _Handler(self)
         mirror.logger.addHandler(handler)
         try:
@@ -59,15 +59,15 @@ class News:
             mirror.logger.removeHandler(handler)
 
     def warn(self, what: str, why: str) -> None:
-        """Take note of what a tracker lacks, and why; it is reported with the next epochs."""
+        """Note what a tracker fails to show, and why; it is reported with the next epochs."""
         self._warnings.append(Warned(self._number, what, why.partition("\n")[0][:_CHARACTERS]))
 
     def extend(self, granted: Granted) -> None:
-        """Take note of a grant by which the trial trains on; it is reported with the next epochs."""
+        """Note a grant with which the trial trains on; it is reported with the next epochs."""
         self._grants.append(granted)
 
     def follow(self, session: Session, now: float) -> None:
-        """Send what is new, if that is possible without waiting, what was resumed first."""
+        """Send what is new, as far as that is possible without waiting; resumed epochs come first."""
         self._session = session
         if self._told < len(session.history) and now >= self._next:
             self._next = now + _PAUSE
@@ -102,7 +102,7 @@ class News:
 
 
 class _Handler(logging.Handler):
-    """Hands the warnings of `trainer.callbacks.mirror.Service` on."""
+    """Passes the warnings of `trainer.callbacks.mirror.Service` on to `News`."""
 
     def __init__(self, news: News) -> None:
         super().__init__(logging.WARNING)

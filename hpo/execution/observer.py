@@ -1,5 +1,5 @@
-"""What happens in a study, from its database alone: the messages that workers send a supervisor, for a driver that
-has none of its own.
+"""Reconstructs what happens in a study from its database: a driver, which has no workers of its own, gets the
+messages that workers send to a supervisor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpo.wording import never_asked, paused_at_end, same_as
 
 _READ: Final = frozenset(state for state in TrialState if state != TrialState.WAITING)
 
-#: Who says it (``worker@host``), and what.
+#: The sender (``worker@host``) and the message.
 Said = tuple[str, Message | Settled]
 
 
@@ -38,8 +38,8 @@ class _Held:
     Attributes:
         label: Its worker.
         attempt: Its number.
-        step: The last epoch that was said to be reached, by its parent too.
-        grants: How many grants were said.
+        step: The last epoch that has been reported as reached; epochs of a fork's parent count.
+        grants: How many grants have been reported.
     """
 
     label: str
@@ -49,12 +49,12 @@ class _Held:
 
 
 class Observer:
-    """Looks at a study again and again, and says what has changed in between.
+    """Looks at a study again and again, and reports what has changed in between.
 
-    An attempt that begins and ends between two looks is not said to have started; every end of a trial is said.
+    The start of an attempt that begins and ends between two looks is not reported; every end of a trial is.
 
     Args:
-        opened: The study. What has happened before is not said.
+        opened: The study. What happened before this object was made is not reported.
     """
 
     def __init__(self, opened: OpenStudy) -> None:
@@ -71,7 +71,7 @@ class Observer:
     def look(self) -> Iterator[Said]:
         """What has happened since the last look."""
         for row, trial, lease in self._changed(_READ):
-            held, said = self._seen(row, trial, lease)  # where the database is away, the next look says it
+            held, said = self._seen(row, trial, lease)  # if the database is away, the next look reports it
             self._note(row)
             if held is None:
                 self._held.pop(row.trial_id, None)
@@ -82,7 +82,7 @@ class Observer:
     def _seen(
         self, row: TrialRow, trial: FrozenTrial | None, lease: Attempt | None
     ) -> tuple[_Held | None, list[Said]]:
-        """The attempt that a trial has now, if it runs, and what has happened to it."""
+        """The trial's current attempt, if it runs, and what has happened to the trial."""
         held = self._held.get(row.trial_id)
         if row.state == TrialState.RUNNING and row.pause is None:
             if trial is None or lease is None:
@@ -96,12 +96,12 @@ class Observer:
     def _changed(
         self, states: frozenset[TrialState]
     ) -> Iterator[tuple[TrialRow, FrozenTrial | None, Attempt | None]]:
-        """Trials that have changed or may change at any time, whole where they are in these states."""
+        """Trials that have changed or may change at any time; those in ``states`` are read whole."""
         storage, study_id = self._opened.storage, self._opened.study_id
         with storage.engine.connect() as conn:  # leases first: a trial that ends meanwhile is seen to have ended
             leases = {each.trial_id: each.lease for each in ledger.running_trials(conn, study_id)}
         self._change, changed = storage.changes_since(study_id, self._change)
-        self._unfinished |= changed  # until they are noted, where the database goes away before
+        self._unfinished |= changed  # kept until they are noted: the database may go away before that
         rows, trials = storage.read_changes(study_id, after=self._last_id, among=self._unfinished, states=states)
         whole = {trial.number: trial for trial in trials}
         for row in rows:
@@ -123,7 +123,7 @@ class Observer:
         if held is not None and held.attempt != now.attempt:
             yield held.label, self._given_up(lease.trial_id, trial.number, held)
             held = None
-        if held is None:  # what the trial has by now is its earlier attempts', if it had any; else its parent's
+        if held is None:  # epochs so far are those of earlier attempts, if there were any, or else its parent's
             step = now.step if now.attempt > 1 else inherited_epochs(trial)
             held = replace(now, step=step)
             yield now.label, Started(trial.number, Lease(*lease[:2]), 0.0, step, grants_of(trial))
@@ -138,7 +138,7 @@ class Observer:
         return EpochsEnded(trial.number, first, values, self._opened.study.user_attrs.get(MAX_EPOCHS_ATTR) or 0)
 
     def _ended(self, row: TrialRow, trial: FrozenTrial) -> Said:
-        """The end of a trial, or that it is paused."""
+        """The report that a trial has ended or paused."""
         last = self._attempt(row.trial_id)
         label, seconds = (_label(last), last.seconds) if last else ("", 0.0)
         if (epoch := pruned_at_end(trial)) is not None:
@@ -155,7 +155,7 @@ class Observer:
         )
 
     def _given_up(self, trial_id: int, number: int, held: _Held) -> TrialReport | Settled:
-        """An attempt has ended, and its trial has not."""
+        """The report that an attempt has ended and its trial has not."""
         ended = self._attempt(trial_id, held.attempt)
         outcome, reason, seconds = (ended.outcome, ended.reason, ended.seconds) if ended else (None, None, 0.0)
         if outcome in (LOST, STOPPED):
@@ -163,14 +163,14 @@ class Observer:
         return TrialReport(number, None, None, held.step, seconds, reason or "")
 
     def _attempt(self, trial_id: int, number: int | None = None) -> Attempt | None:
-        """One of a trial's attempts, the last one where no number is given."""
+        """One of a trial's attempts; without a number, the last one."""
         with self._opened.storage.engine.connect() as conn:
             found = ledger.attempts_of_trial(conn, trial_id)
         return next((each for each in reversed(found) if number in (None, each.attempt)), None)
 
 
 def _reason(trial: FrozenTrial) -> str:
-    """What a worker here would report of a trial's end, beside its outcome."""
+    """The reason that a worker on this machine would report with a trial's outcome."""
     if SAME_AS_ATTR in trial.user_attrs:
         return same_as(trial.user_attrs[SAME_AS_ATTR])
     if outcome_of(trial) == Outcome.COMPLETE:

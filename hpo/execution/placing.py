@@ -1,4 +1,4 @@
-"""A study on machines that an engine gives: what `hpo run --on` and `hpo submit` share."""
+"""Runs a study with agents that an engine places: what `hpo run --on` and `hpo submit` share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpo.execution.supervisor import Ending
     from hpo.study.open_study import OpenStudy
 
-#: What the names of environment variables begin with that agents need: databases, trackers, stores.
+#: Prefixes of the environment variables that agents need: for databases, trackers and stores.
 _FOR_AGENTS: Final = ("HPO_", "PG", "MYSQL_", "WANDB_", "MLFLOW_", "COMET_", "HF_", "AWS_", "GOOGLE_", "AZURE_")
 
 
@@ -35,14 +35,14 @@ _LEAVE_OUT: Final = (
 
 @dataclass(frozen=True)
 class Placing:
-    """Where a study's agents are to work, and what each of them is to do.
+    """Where a study's agents work, and what each of them does.
 
     Attributes:
         spec: The study, with the options of the command.
         address: The engine.
-        order: What each agent is to do.
-        variables: What the environment is to have while the engine is at work, beside what it has: the URL of the
-            database, where an option gives it with a password.
+        order: What each agent does.
+        variables: Environment variables to add while the engine is used: the URL of the database, if an option
+            gives it with a password.
     """
 
     spec: StudySpec
@@ -65,16 +65,16 @@ def placing_of(
     overrides: Sequence[str] = (),
     read: Callable[[Sequence[str]], StudySpec] | None = None,
 ) -> Placing:
-    """Where a study is to be placed.
+    """Check and work out how a study is placed.
 
     Args:
         spec: The study, with the options of the command; it names an engine.
-        overrides: Those of the command line, which agents get as they are.
-        read: Gives the study with overrides, and without options; None: from its file.
+        overrides: The overrides of the command line, which agents get unchanged.
+        read: Reads the study with the given overrides and without options; None: from its file.
 
     Raises:
-        InputError: The text names no engine, or a value of it does not fit; or the study's database is not one
-            that other machines reach, or can be handed to agents only with its password.
+        InputError: The text names no engine, or a value in it does not fit; or other machines can't reach the
+            study's database, or agents could get its URL only in a way that shows the password.
     """
     assert spec.run.on is not None
     try:
@@ -110,23 +110,23 @@ def run_on(
     detach: bool = False,
     submission: str | None = None,
 ) -> Ending:
-    """Bring a study's trials to their end with agents that an engine places.
+    """Run a study to its end with agents that an engine places.
 
     Args:
-        placing: The study, and where.
-        listen: As of `hpo.execution.run.run_study`.
-        warn: As there.
-        accept_code_change: As there.
-        widen: As there.
-        detach: Place agents, and leave them.
-        submission: As of `hpo.execution.driver.Driver`.
+        placing: The study, and where its agents work.
+        listen: See `hpo.execution.run.run_study`, as for the next three.
+        warn: See there.
+        accept_code_change: See there.
+        widen: See there.
+        detach: Leave as soon as agents are placed.
+        submission: See `hpo.execution.driver.Driver`.
 
     Returns:
         Why it ended.
 
     Raises:
-        InputError: As there.
-        StudyError: As there; or agents can't be placed, or keep dying.
+        InputError: As `run_study` raises it.
+        StudyError: As `run_study` raises it; or agents can't be placed, or keep dying.
     """
     from hpo.execution.run import listened_to, prepared, quiet_optuna
 
@@ -155,7 +155,7 @@ def run_on(
 
 
 def submit(placing: Placing, *, dry_run: bool) -> str:
-    """Start the driver as a job of the engine; its id, or the script that would start it."""
+    """Start the driver as a job of the engine; returns the job's id, or with ``dry_run`` the script for it."""
     spec, order = placing.spec, placing.order
     with in_environment(placing.variables), contextlib.closing(engine_of(placing.address)) as engine:
         fewest, most = placing.agents(engine)
@@ -164,7 +164,7 @@ def submit(placing: Placing, *, dry_run: bool) -> str:
         command += ["--on", placing.address.text, "--agents", f"{fewest}..{most}"]
         if spec.run.timeout is not None:
             command += ["--timeout", f"{spec.run.timeout:.0f}"]
-            if not dry_run:  # who keeps the script may run it again, with all of its time
+            if not dry_run:  # a printed script may be run again later, each time with the whole time limit
                 command.append(f"--submission={uuid.uuid4().hex}")
         return engine.driver_script(command, order) if dry_run else engine.submit(command, order)
 
@@ -172,15 +172,16 @@ def submit(placing: Placing, *, dry_run: bool) -> str:
 def _order(
     spec: StudySpec, overrides: Sequence[str], read: Callable[[Sequence[str]], StudySpec]
 ) -> tuple[AgentOrder, dict[str, str]]:
-    """What each agent is to do, and the variables of `Placing`."""
+    """What each agent does, and the variables of `Placing`."""
     asked, workers = spec.run.resources, spec.run.workers
     if workers is None and any(each is not None for each in (asked.gpu, asked.cpu, asked.memory)):
-        workers = 1  # an agent gets what its workers need together
+        workers = 1  # an agent's resources are those of all its workers, so their number must be known
     each = workers or 1
-    # A URL may have a password: the database is handed to agents in a way of its own.
+    # The URL of the database may have a password, so it reaches agents in another way (`_arguments`).
     overrides = [text for text in overrides if text.partition("=")[0].strip() != "run.storage"]
     plain = read(overrides)
-    if _shows_password(plain.run.storage) and plain.run.storage != read(()).run.storage:  # inside another override
+    # An override of a whole section, say, may still set the URL.
+    if _shows_password(plain.run.storage) and plain.run.storage != read(()).run.storage:
         fix = f"give the URL as `run.storage=…`, or in the environment as {STORAGE_ENV}"
         raise InputError(_SHOWN, path="run.storage", fix=fix)
     resources = Resources(
@@ -202,7 +203,7 @@ def _order(
 
 
 def _arguments(spec: StudySpec, plain: StudySpec) -> tuple[list[str], dict[str, str]]:
-    """What options of the command say, as agents need it: arguments, and the variables of `Placing`."""
+    """The options of the command in the form that agents need: arguments, and the variables of `Placing`."""
     given: list[str] = []
     if spec.study.n_trials != plain.study.n_trials:
         given.append(f"study.n_trials={spec.study.n_trials}")
@@ -224,11 +225,11 @@ def _shows_password(url: str | None) -> bool:
 
 
 def _sends_the_file(address: Address) -> bool:
-    """Whether the engine stores the study's folder, to send it to the machines."""
+    """Whether the engine stores the study's folder and sends it to the machines."""
     return "ship" in address.options or address.options.get("files") == "configmap"
 
 
 def _names(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the variables that agents need: of these, and of this process's."""
+    """The names of the environment variables that agents need, among ``variables`` and this process's own."""
     there = without_token({**os.environ, **variables})
     return tuple(sorted(name for name in there if name.startswith(_FOR_AGENTS) and name != PLACEMENT_ENV))

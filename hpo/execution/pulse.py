@@ -1,6 +1,6 @@
-"""Memory that a worker and the process of its trial share with their supervisor: what they show it, and it them.
+"""A pulse: numbers in memory that a supervisor shares with a worker and its trial process.
 
-Each number is written by one side alone, and read whole: no number belongs to another one.
+Each number has one writer and is read whole, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from hpo.storage.ledger import Lease
 
 #: The monotonic clock when the worker last finished a batch, or took a trial.
 BEAT: Final = 0
-#: 1 when it has finished an epoch of its trial, else 0.
+#: 1 when the worker has finished an epoch of its trial, else 0.
 ADVANCED: Final = 1
-#: Process id of its trial process; 0 while it has none.
+#: Process id of the worker's trial process; 0 while it has none.
 PROCESS: Final = 2
-#: The lease that its trial process holds, as one number; 0 while it holds none.
+#: The lease that the trial process holds, as one number; 0 while it holds none.
 LEASE: Final = 3
-#: The monotonic clock when the trial process took that over.
+#: The monotonic clock when the trial process took over this lease.
 SINCE: Final = 4
-#: The monotonic clock when a thread of the trial process last ran: it is not stopped.
+#: The monotonic clock when a thread of the trial process last ran, which shows that the process is not stopped.
 ALIVE: Final = 5
-#: The monotonic clock when the supervisor last beat for that lease; the supervisor writes this one.
+#: The monotonic clock when the supervisor last beat for this lease; the supervisor writes this number.
 BEATEN: Final = 6
-#: Process id of the process of the trial before, while it ends; 0 once it is gone.
+#: Process id of the previous trial's process while it ends; 0 once it is gone.
 ENDING: Final = 7
-#: 1 while it is decided whether its trial trains on where its grant ends, else 0.
+#: 1 while the trial is at the end of its grant and waits for the decision whether it trains on, else 0.
 DECIDING: Final = 8
-#: Seconds in all that do not count as its trials', for they could not advance; the supervisor writes this one.
+#: Total seconds in which the worker's trials could not advance, so they do not count; the supervisor writes this.
 EXCUSED: Final = 9
-#: What that was when the trial process took over its lease.
+#: The value of EXCUSED when the trial process took over its lease.
 EXCUSED_BEFORE: Final = 10
-#: Numbers in a pulse.
+#: How many numbers a pulse has.
 PULSE_LENGTH: Final = 11
 
-#: Attempts of a trial that fit into a lease's number, which a double holds exactly for any id of a trial.
+#: How many attempts of a trial a lease's number has room for; a double holds that number exactly for any trial id.
 _ATTEMPTS: Final = 2**20
 
 
@@ -49,13 +49,13 @@ class Pulse(Protocol):
 
 @dataclass(frozen=True)
 class Held:
-    """What a trial process holds, as it shows it.
+    """The lease that a trial process shows in its pulse.
 
     Attributes:
         lease: Its lease.
-        since: The monotonic clock when it took that over.
+        since: The monotonic clock when it took the lease over.
         alive_at: The monotonic clock when it last ran.
-        excused_s: Seconds since it took that over that do not count as the trial's.
+        excused_s: Seconds since then that do not count as the trial's.
     """
 
     lease: Lease
@@ -77,7 +77,7 @@ def show_free(pulse: Pulse) -> None:
 
 
 def held_by(pulse: Pulse) -> Held | None:
-    """What a trial process holds, None where that is nothing."""
+    """What a trial process holds; None if it holds nothing."""
     lease = int(pulse[LEASE])
     if not lease:
         return None

@@ -1,4 +1,4 @@
-"""An agent's row in the study's table: who it is, that it lives, and whether it is to leave."""
+"""This process as an agent of a study: its row in the database, its beats, and requests that it leave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.shared import mark_file, refuse_unshared, write_mark
 from hpo.trial.resources import Slot
 
-#: The ending of an agent whose run ended with an error.
+#: How an agent has ended whose run ended with an error.
 FAILED: Final = "failed"
 
 
@@ -30,9 +30,9 @@ class Registered:
     Args:
         opened: The study.
         slots: A device and threads for each worker.
-        stop_seen: The latest request that all agents leave when this one was placed, which may have waited since;
-            None: that of now.
-        placement: Its id at the engine that has placed it.
+        stop_seen: The latest request that all agents leave, as of when this agent was placed: it may have waited
+            for its machine since. None: the latest request now.
+        placement: Its id at the engine that placed it; empty if none did.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Registered:
 
     @property
     def is_to_leave(self) -> bool:
-        """Whether a person wants all agents to leave (`hpo stop`), as the latest look has found."""
+        """Whether a person has asked all agents to leave (`hpo stop`), as of the latest look."""
         return self._latest != self._request
 
     def join(self, say: Callable[[str], None]) -> None:
-        """Make this agent known in the output folder, and compare it with those that are at work.
+        """Make this agent known in the output folder, and compare it with the agents that are at work.
 
         Args:
-            say: Called with what a person should know while this takes long.
+            say: Called with what a person should know if this takes long.
 
         Raises:
-            InputError: As `hpo.study.shared.refuse_unshared`.
+            InputError: As `hpo.study.shared.refuse_unshared` raises it.
             StudyError: The output folder can't be written to, or does not answer.
         """
         try:
@@ -80,18 +80,18 @@ class Registered:
         refuse_unshared(self._opened, self._agent, say)
 
     def look(self, conn: Executor) -> None:
-        """Beat, and see whether agents are to leave; in the caller's transaction."""
+        """Beat, and read whether agents are asked to leave; in the caller's transaction."""
         agents.beat(conn, self._agent.agent_id)
         self._latest = agents.stop_request(conn, self._opened.study_id)
 
     def keep_mark(self) -> None:
-        """See that the file in the output folder is there: others may have taken this agent for gone."""
-        with contextlib.suppress(OSError):  # a folder that fails is said where trials write there
+        """Write the file in the output folder again if it is gone: others may have taken this agent for dead."""
+        with contextlib.suppress(OSError):  # trials that write to the folder report what is wrong with it
             if not mark_file(self._opened.spec, self._agent).exists():
                 write_mark(self._opened.spec, self._agent)
 
     def end(self, ending: str) -> None:
-        """Store that this agent has ended, and how; nothing where that was stored before."""
+        """Store that this agent has ended, and how; does nothing if that has been stored already."""
         with contextlib.suppress(OSError):
             mark_file(self._opened.spec, self._agent).unlink(missing_ok=True)
         with self._opened.storage.one_transaction() as conn:
@@ -106,16 +106,16 @@ def registered(
     stop_seen: str | None = None,
     placement: str = "",
 ) -> Iterator[Registered]:
-    """This process as an agent of a study for the time of the block; where that raises, the agent has failed.
+    """Register this process as an agent of a study during the block; if the block raises, the agent has failed.
 
-    A signal that asks it to leave before the block is a KeyboardInterrupt.
+    A signal that asks it to leave before the block begins is raised as a KeyboardInterrupt.
 
     Args:
         opened: The study.
         slots: A device and threads for each worker.
-        say: As of `Registered.join`, which says what is raised.
-        stop_seen: As of `Registered`.
-        placement: As there.
+        say: See `Registered.join`, which also lists what is raised.
+        stop_seen: See `Registered`.
+        placement: See there.
     """
     this = Registered(opened, slots, stop_seen, placement)
     try:
@@ -123,6 +123,6 @@ def registered(
             this.join(say)
         yield this
     finally:
-        # Where the database is away, others see that the process is gone. Who has said how it ended has ended it.
+        # If the database is away, others see that this process is gone. An ending stored before stays as it is.
         with contextlib.suppress(DatabaseError), opened.storage.patience.whole():
             this.end(FAILED)

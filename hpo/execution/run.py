@@ -1,4 +1,4 @@
-"""A study from its spec to the end of its trials: what `hpo run` and `hpo.run` share."""
+"""Runs a study from its spec to the end of its trials: what `hpo run`, `hpo worker` and `hpo.run` share."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Shows a person, or a program, what happens; an OSError of its methods means that the reader is gone."""
+    """Shows a person or a program what happens; an OSError from a method means that the reader is gone."""
 
     def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
-        """All is checked and the study is open; these workers start, or agents are placed, after this."""
+        """The study is checked and open; after this call these workers start, or agents are placed."""
 
     def heard(self, label: str, message: Heard) -> None:
         """A worker, or the supervisor, says something."""
 
     def end(self, ending: str, reason: str | None = None) -> None:
-        """The run has ended, as `hpo.execution.supervisor.Ending` has it, or has ``failed`` for a reason."""
+        """The run has ended with a value of `hpo.execution.supervisor.Ending`, or has ``failed`` for a reason."""
 
     def close(self) -> None:
-        """Nothing more is said of workers."""
+        """No more messages about workers come."""
 
 
 def run_study(
@@ -48,12 +48,12 @@ def run_study(
     accept_code_change: bool = False,
     widen: bool = False,
 ) -> Ending:
-    """Bring a study's trials to their end, with workers on this machine.
+    """Run a study to its end, with workers on this machine.
 
     Args:
         spec: The study.
-        listen: Called once, with the study when it is open.
-        warn: Called with what the checks find that stops nothing.
+        listen: Called once, with the open study.
+        warn: Called with each warning of the checks.
         accept_code_change: Continue a study whose code has changed since it was started.
         widen: Continue a study whose search space has been widened since.
 
@@ -90,20 +90,20 @@ def work_on(
 
     Args:
         spec: The study.
-        open_: Opens the study when it has been checked.
-        listen: As of `run_study`.
-        warn: As there.
+        open_: Opens the study after it has been checked.
+        listen: See `run_study`.
+        warn: See there.
         leave_when_idle: See `hpo.execution.supervisor.Supervisor`; None: it waits until the study has ended.
-        stop_seen: As of `hpo.execution.registered.Registered`.
+        stop_seen: See `hpo.execution.registered.Registered`.
 
     Returns:
         Why it ended.
 
     Raises:
-        InputError: As `run_study`.
-        StudyError: As there; a study without a result is an error for who waits until it has ended.
+        InputError: As `run_study` raises it.
+        StudyError: As there; a study without a result is an error only without ``leave_when_idle``.
     """
-    # Taken before anything is started: what a trial leaves running is not to look like the agent.
+    # Removed before anything is started, so that no process that a trial leaves behind looks like the agent.
     placement = os.environ.pop(PLACEMENT_ENV, "")
     slots = prepared(spec, warn)
     from hpo.study.folders import make_output_folder
@@ -118,14 +118,14 @@ def prepared(spec: StudySpec, warn: Callable[[Finding], None], *, here: bool = T
 
     Args:
         spec: The study.
-        warn: As of `run_study`.
-        here: It is to train on this machine.
+        warn: See `run_study`.
+        here: It trains on this machine.
 
     Returns:
-        A device and threads for each worker; none where it does not train here.
+        A device and threads for each worker; empty if it does not train here.
 
     Raises:
-        HpoError: As `run_study`.
+        HpoError: What the checks raise, or the output folder can't be written to.
     """
     refuse_other_systems()
     refuse_process_groups()
@@ -133,7 +133,7 @@ def prepared(spec: StudySpec, warn: Callable[[Finding], None], *, here: bool = T
     forget_modules(spec.folder)
     from hpo.execution.launchers.forkserver import start_fork_server
 
-    if here:  # its imports run beside ours
+    if here:  # its imports run while this process does its own
         start_fork_server(spec)
     from hpo.execution.checking import checked
 
@@ -145,7 +145,7 @@ def prepared(spec: StudySpec, warn: Callable[[Finding], None], *, here: bool = T
 
 
 def _refuse_unwritable(spec: StudySpec) -> None:
-    """Refuse an output folder that can't be made or written to, before the study is stored."""
+    """Raise a StudyError for an output folder that can't be made or written to, before the study is stored."""
     from hpo.checks.filesystems import writing_error
     from hpo.study.folders import unwritable
 
@@ -172,7 +172,7 @@ def _supervised(
     spec = opened.spec
 
     def say(text: str) -> None:
-        with contextlib.suppress(OSError):  # the reader is gone, which is noticed again
+        with contextlib.suppress(OSError):  # the reader is gone, which a later message notices too
             listener.heard("", Notice(text))
 
     with (
@@ -201,14 +201,14 @@ def listened_to(
     *,
     refuse: bool = True,
 ) -> Ending:
-    """Work on a study; the listener hears how that begins and ends.
+    """Work on a study, and notify the listener when the work begins and ends.
 
     Args:
         opened: The study.
-        listener: Hears the end.
-        begin: Says that it begins.
-        work: Does it.
-        refuse: Refuse a study that has ended without a result.
+        listener: Notified of the end.
+        begin: Notifies the listener that the work begins.
+        work: Does the work; returns why it ended.
+        refuse: Raise an error for a study that has ended without a result.
 
     Raises:
         HpoError: What ``work`` raises.
@@ -241,7 +241,7 @@ def listened_to(
 
 
 def _refuse_odd_places() -> None:
-    """Refuse to run inside the import of a study's own module, which every worker does, and in other threads."""
+    """Refuse to run while a study's own module is imported (every worker imports it), or in another thread."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way to see who calls
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
@@ -262,7 +262,7 @@ def _refuse_odd_places() -> None:
 
 @contextlib.contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Optuna's own lines are left out: the listener shows the same."""
+    """Turn off Optuna's own log lines in the block: the listener shows the same."""
     import optuna
 
     level = optuna.logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""The connections of an agent and its workers to a server that has few."""
+"""Lets an agent and its workers share a few connections to the database server."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hpo.storage.study_storage import StudyStorage
 
 @contextlib.contextmanager
 def sharing_connections(storage: StudyStorage, workers: int, say: Callable[[str], None]) -> Iterator[None]:
-    """Let this process and its workers share two connections for the time of the block, where they can.
+    """Let this process and its workers share two connections during the block, if possible.
 
-    They can where the database is PostgreSQL's and pgbouncer is installed. A process and one worker have no more
-    than two without it.
+    This needs a PostgreSQL database and pgbouncer. It is not done for a single worker, which has no more than two
+    connections with this process anyway.
 
     Args:
-        storage: The study's. Workers do as it does (`hpo.execution.messages.Order`).
+        storage: The study's. Workers connect in the same way (`hpo.execution.messages.Order`).
         workers: How many workers there are.
-        say: Called with why pgbouncer is installed and can't be used.
+        say: Called with the reason if pgbouncer is installed but can't be used.
     """
     with contextlib.ExitStack() as stack:
         program = pooler_program()

@@ -1,7 +1,7 @@
-"""The processes that a worker has for trials: the one that waits for the next, and those of paused trials.
+"""A worker's processes for trials: one that waits for the next trial, and those of paused trials.
 
-The one that waits is forked while the trial before trains. A process whose trial has ended is gone before the next
-one trains, but not before that is chosen. So as little time as possible lies between two trials.
+To keep the time between two trials short, the waiting process is forked while the previous trial trains, and the
+process of a trial that has ended ends while the next trial is chosen; it is gone before that one trains.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hpo.trial.mainless import leave_alone
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a process may take until it waits for a trial; to start CUDA takes half a second.
+#: Seconds that a process may take until it waits for a trial; starting CUDA takes half a second.
 _LONGEST_START: Final = 20.0
-#: Seconds that a trial's process may take to end when its trial has: threads of the study's may hold it up.
+#: Seconds that a process may take to end after its trial has ended: threads of the study's code may hold it up.
 _LINGER: Final = 5.0
-#: Seconds that a killed one may take to be gone; a device gives much memory back meanwhile.
+#: Seconds that a killed process may take to be gone; its device may have much memory to free.
 _PATIENCE: Final = 30.0
 _FORK: Final = multiprocessing.get_context("fork")
 
@@ -39,9 +39,10 @@ class Standby:
 
     Attributes:
         process: The process.
-        line: A trial for it and commands go out; None once it waits, `GrantEnds`, and in the end `Over`, come in.
-        owner: The worker, as this process.
-        waits: Whether it is known to have come so far that it waited for a trial.
+        line: Out: an `Assignment`, `Extension` and commands. In: None once the process waits, `GrantEnds` at the
+            end of a grant, and `Over` at the end.
+        owner: The worker as an owner, with this process's id.
+        waits: Whether the process is known to have reached the point where it waits for a trial.
     """
 
     process: BaseProcess
@@ -61,7 +62,7 @@ class Standby:
         return self.process.exitcode is not None
 
     def is_ready(self) -> bool:
-        """Whether it waits for a trial; not where it has died, or its device does not answer for long."""
+        """Whether it waits for a trial; False if it has died, or has not got that far in `_LONGEST_START`."""
         if not self.waits and self.line.poll(_LONGEST_START):
             with contextlib.suppress(EOFError, OSError):
                 self.line.recv()
@@ -69,10 +70,10 @@ class Standby:
         return self.waits and not self.has_died
 
     def bury(self) -> None:
-        """Wait for its end, and end what its trial has left running.
+        """Wait for its end, and kill what its trial has left running.
 
-        One that sleeps inside the kernel, say on a file server that is away, may live on for ever: it never
-        returns from there to train, and the next trial does not wait for that.
+        A killed process that sleeps inside the kernel, say on a file server that is away, may stay for ever. It
+        never trains again, so the next trial does not wait for it any longer.
         """
         self.line.close()
         self.process.join(_LINGER)
@@ -107,11 +108,11 @@ class Processes:
 
     @property
     def owners(self) -> Mapping[int, Owner]:
-        """In whose name the paused trials are taken whose processes are kept, by the id of the trial."""
+        """By trial id, the owner in whose name a paused trial is taken whose process is kept."""
         return {trial_id: kept.owner for trial_id, kept in self._kept.items() if not kept.has_died}
 
     def standby(self) -> Standby:
-        """The process that waits for the next trial; forked where there is none."""
+        """The process that waits for the next trial; forked if there is none."""
         if self._next is not None and self._next.has_died:
             self.lose(self._next)
             self._next = None
@@ -120,23 +121,23 @@ class Processes:
         return self._next
 
     def take(self, trial_id: int) -> Standby:
-        """The process that is to train a trial, its own or the one that waits; it is the caller's from now on."""
+        """Hand the caller the process to train a trial: the one kept for this trial, or the waiting one."""
         self._bury()
         kept = self._kept.pop(trial_id, None)
         if kept is not None:
             return kept
-        # The trial was taken in the name of this very process, also where that has died since.
+        # The trial was taken in the name of exactly this process, even if it has died since.
         waiting, self._next = self._next, None
         assert waiting is not None
         return waiting
 
     def keep(self, trial_id: int, process: Standby, spare: int) -> None:
-        """Keep the process of a paused trial, and of those before as many as may be kept: the latest."""
+        """Keep the process of a paused trial; at most ``spare`` processes are kept, the latest ones."""
         self._kept[trial_id] = process
         self.fit(spare)
 
     def fit(self, spare: int) -> None:
-        """Note how many may train nothing, and end the oldest processes of paused trials that are more."""
+        """Note how many idle processes are allowed, and end the oldest ones of paused trials above that number."""
         self._spare = spare
         for oldest in list(self._kept)[: max(0, len(self._kept) - spare)]:
             self.end(self._kept.pop(oldest))
@@ -144,7 +145,8 @@ class Processes:
     def lose(self, process: Standby) -> None:
         """End a process that was not ready for its trial.
 
-        None starts its device ahead again where that may be why: what the device does is a trial's end then.
+        If it never got as far as waiting, starting the device may be the cause: then no later process starts its
+        device ahead of its trial, and an error of the device is that trial's.
         """
         self._leaves_device |= not process.waits
         if not process.has_died:
@@ -152,7 +154,7 @@ class Processes:
         self.end(process)
 
     def end(self, process: Standby) -> None:
-        """End a process whose trial has ended, or is gone; before another one trains it is gone."""
+        """End a process whose trial has ended or is lost; `take` waits until it is gone."""
         process.line.close()
         self._live.remove(process)
         self._ended.append(process)
@@ -162,7 +164,7 @@ class Processes:
             self._ended.pop().bury()
 
     def close(self) -> None:
-        """End them all, with the one that trains."""
+        """End all processes, also the one that trains."""
         for process in list(self._live):
             self.end(process)
         self._kept, self._next = {}, None
@@ -184,7 +186,7 @@ class Processes:
 def _in_fork(
     trial: TrialProcess, of_worker: list[Connection[Any, Any]], line: Connection[Any, Any], starts: bool
 ) -> None:
-    for end in of_worker:  # one left open here would hide that the worker has closed it
+    for end in of_worker:  # a copy left open here would hide that the worker has closed its end
         end.close()
     os.setpgid(0, 0)  # so that all that it starts can be ended with it
     signal.set_wakeup_fd(-1)
@@ -194,7 +196,7 @@ def _in_fork(
     try:
         if starts:
             trial.start_device()
-        with contextlib.suppress(OSError):  # the worker is gone, as is said below
+        with contextlib.suppress(OSError):  # the worker is gone, which `assignment` notices
             line.send(None)
         given = orders.assignment()
         while given is not None:

@@ -1,4 +1,4 @@
-"""A worker as its supervisor sees it: what it is doing, whether that breaks a limit, and what its end means."""
+"""A worker as its supervisor sees it: what it does, whether that breaks a limit, and what its end means."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Running:
 
     Attributes:
         lease: The attempt at a trial.
-        spent_s: Seconds that it has taken, over all attempts, until ``since``.
-        since: The monotonic clock from which on its time counts.
-        verdict: How it is to end, once a limit is broken.
-        kill_at: The monotonic clock when patience with that ends.
+        spent_s: Seconds that the trial took, over all attempts, before ``since``.
+        since: The monotonic clock from which its time is counted.
+        verdict: How the trial must end, once it has broken a limit; None before.
+        kill_at: The monotonic clock when the worker is killed if the trial has not ended by then.
     """
 
     lease: Lease
@@ -39,7 +39,7 @@ class Supervised:
 
     Attributes:
         worker: The worker.
-        running: The trial it has, by what it has said so far.
+        running: The trial that it has, according to its messages so far.
         ready: Whether it has loaded the study's modules and data.
         since: The monotonic clock when it was started.
     """
@@ -58,12 +58,12 @@ class Supervised:
 
     @property
     def was_killed(self) -> bool:
-        """Whether it was killed, and its end waited for in vain if it has not ended."""
+        """Whether it was killed; if it has still not ended, its supervisor has waited for that in vain."""
         return self._killed_for is not None
 
     def hear(self, message: Message) -> None:
-        """Take note of what it says."""
-        # Those are said inside a trial, all others around it.
+        """Note a message of the worker."""
+        # These come during a trial; every other message means that no trial runs, or another one.
         if not isinstance(message, EpochsEnded | Extended | Warned):
             self.running = None
         if isinstance(message, Ready):
@@ -74,11 +74,11 @@ class Supervised:
             self._gone_by = time.monotonic() + message.within_s
 
     def hold_to(self, limits: Limits, grace: float, now: float) -> None:
-        """End what exceeds a limit: ask first, kill later.
+        """End a trial that exceeds a limit: first ask, later kill the worker.
 
         Args:
             limits: What a trial may use.
-            grace: Seconds between the request and the kill.
+            grace: Seconds between asking and killing.
             now: The monotonic clock.
         """
         if self.running is None:
@@ -97,7 +97,7 @@ class Supervised:
             self.kill(running.verdict)
 
     def _hold_idle(self, limits: Limits, now: float) -> None:
-        """As `hold_to`, without a trial: while it loads modules and data, and when it is about to end."""
+        """As `hold_to`, for a worker without a trial: while it loads modules and data, or is about to end."""
         if self._gone_by is not None:
             if now > self._gone_by:
                 self.kill()
@@ -107,12 +107,12 @@ class Supervised:
             self.kill(Verdict(LOST, f"while it loaded the study's modules and data, {broken.reason}"))
 
     def excuse(self, now: float, stopped_s: float = 0.0) -> None:
-        """Count no time until now against its trial: it could not advance.
+        """Do not count the time since its last batch against its trial, because it could not advance.
 
         Args:
             now: The monotonic clock.
-            stopped_s: Seconds until now that it was stopped at least; its loading, and its end where it was asked
-                for one, are not held to them either.
+            stopped_s: Seconds until now in which it was certainly stopped. The limits for loading, and for ending
+                when asked to, are extended by these too.
         """
         self.since += stopped_s
         if self._gone_by is not None:
@@ -122,25 +122,25 @@ class Supervised:
         if self.running.verdict is not None:
             self.running.kill_at += stopped_s
             return
-        # Time before the trouble counts; the last batch shows when that was.
+        # Time before the trouble counts; the last batch shows when the trouble began.
         before = max(self.running.since, min(now - stopped_s, self.worker.beat)) - self.running.since
         shown = self.worker.held
-        if shown is not None and shown.lease == self.running.lease:  # no later attempt is to count it, either
+        if shown is not None and shown.lease == self.running.lease:  # so that no later attempt counts it either
             self.worker.show_excused(now - self.running.since - before)
         self.running.spent_s += before
         self.running.since = now
 
     def kill(self, verdict: Verdict = _AT_ONCE) -> None:
-        """End it with all its processes; the first reason counts."""
+        """Kill it with all its processes; the first verdict counts."""
         if self._killed_for is None:
             self._killed_for = (self.running, verdict)
         self.worker.kill()
 
     def verdict(self, ended: WorkerEnded) -> Verdict | None:
-        """The verdict over what it held at its end; None where it ended in order, and held nothing."""
+        """The verdict on the trial that it held at its end; None if it ended in order and held none."""
         if self._killed_for is not None:
             running, verdict = self._killed_for
-            # It may have ended that trial after all, and taken another, which is not to blame.
+            # It may have ended the trial to blame after all, and have taken another one.
             return verdict if running is self.running or not verdict.final else _AT_ONCE
         if ended.in_order and self.running is None:
             return None

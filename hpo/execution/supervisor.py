@@ -1,4 +1,4 @@
-"""The supervisor: starts workers, hears them, holds them to their limits, and passes on requests to stop."""
+"""The supervisor: starts workers, receives their messages, enforces limits, and passes on requests to stop."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from hpo.study.open_study import OpenStudy
 from hpo.trial.report import TrialReport
 from hpo.wording import duration
 
-#: Seconds between two looks at limits at most.
+#: Longest time between two checks of the limits, in seconds.
 _TICK: Final = 1.0
-#: Seconds after which a wait that takes so much longer than it may shows that this process was stopped.
+#: If a wait takes this many seconds longer than it should, this process was stopped meanwhile.
 _STOPPED: Final = 5.0
 #: Seconds that a worker has to end a trial that broke a limit.
 _GRACE: Final = 30.0
-#: Seconds of loading by each trial that are worth a word.
+#: If each trial spends at least this many seconds on loading, the person is notified.
 _LONG_LOADING: Final = 1.0
 _LIVES_ON: Final = "it waits inside the kernel; a run after its end resumes what it holds"
 _SIGNALS: Final = (signal.SIGINT, *REQUESTS)
 
 
-#: Called with who says it and what is said, and with a `Tick` every second.
+#: Called with a label (who says it) and a message, and with a `Tick` every second.
 Reporter = Callable[[str, Heard], None]
 
 
@@ -55,19 +55,19 @@ class Ending(Enum):
 
 
 class Supervisor:
-    """Runs a study with workers of its own until all its trials have come to their end.
+    """Runs a study with its own workers until all trials have ended.
 
     Args:
         opened: The study; this process owns no trial.
         launcher: Places the workers.
-        report: Called with a worker's label and each message of its; an OSError of it means that the reader
-            is gone, which is a request to stop.
+        report: Called with a worker's label and each of its messages. An OSError means that the reader is gone,
+            which is a request to stop.
         timeout: Seconds until workers are asked to checkpoint their trials and stop; None for no limit.
         grace: Seconds that a worker has to end a trial that broke a limit, or whose study has failed, before
             it is killed.
-        registered: This agent's row in the study's table; None for one that is not to be seen.
-        leave_when_idle: Seconds without a trial that could be taken after which it leaves, and does not wait for
-            those that run elsewhere; None to wait for them.
+        registered: This process as an agent of the study; None for a supervisor without a row.
+        leave_when_idle: Seconds without a trial to take after which the supervisor leaves, without waiting for
+            trials that run elsewhere; None to wait for them.
     """
 
     def __init__(
@@ -101,11 +101,10 @@ class Supervisor:
         self._kill_at = math.inf
 
     def run(self) -> Ending:
-        """Work until every trial has ended, the time is over, or a signal comes.
+        """Work until every trial has ended, the time limit is reached, or a signal comes.
 
-        It waits for trials that run elsewhere, unless it is to leave when idle: should their worker die, they
-        resume here. Paused trials are pruned when nothing is left to be done; any other ending leaves them paused,
-        for a later run.
+        Unless it leaves when idle, it waits for trials that run elsewhere: they resume here if their worker dies.
+        Paused trials are pruned when nothing is left to do; any other ending leaves them paused for a later run.
 
         Raises:
             StudyError: The database fails permanently (`DatabaseError`), or the study failed: its trials fail
@@ -131,18 +130,18 @@ class Supervisor:
         return self._ending
 
     def _is_needed(self) -> bool:
-        """Whether a worker is left whose end is to be waited for, or something to be done."""
-        # What lives on though it was killed may do so for ever; then its lease is left to a later run.
+        """Whether there is a worker to wait for, or something left to do."""
+        # A killed worker that lives on may do so for ever: it is not waited for, and a later run takes its lease.
         waits = any(not worker.was_killed for worker in self._workers.values())
         return waits or (self._ending is Ending.DONE and not self._has_ended())
 
     def _has_ended(self) -> bool:
-        """Whether nothing is left to be done in the study; then its paused trials are pruned."""
+        """Whether nothing is left to do in the study; if so, this prunes its paused trials."""
         budgets = self._upkeep.budgets()
         return not self._upkeep.waits() and self._upkeep.end_study(budgets)
 
     def _refill(self) -> None:
-        """Start workers where there is room for them and something to do."""
+        """Start workers as far as there is room for them and something to do."""
         agent = 0 if self._registered is None else self._registered.agent.agent_id
         order = Order(self._opened.spec, self._opened.scheduler, agent=agent, pooler=self._opened.storage.pooler)
         if self._ending is Ending.DONE and self._launcher.room:
@@ -152,7 +151,7 @@ class Supervisor:
     # ---- what happens
 
     def _wait(self, signals: Signals) -> None:
-        """Wait for the next thing to happen, and deal with all that has."""
+        """Wait for the next event, and handle everything that has happened."""
         began = time.monotonic()
         until = max(began, self._next_tick)
         signalled = self._launcher.wait(until - began, signals.wake)
@@ -170,20 +169,20 @@ class Supervisor:
             self._tick()
 
     def _excuse(self, now: float, stopped_s: float) -> None:
-        """Hold none to a time in which this process was stopped: what stops an agent stops its workers, too."""
+        """Extend all limits by the time in which this process was stopped: its workers were stopped with it."""
         self._kill_at += stopped_s
         for worker in self._workers.values():
             worker.excuse(now, stopped_s)
 
     def _tick(self) -> None:
-        """Check what no message reports: limits, the deadline, workers elsewhere."""
+        """Check what no message reports: limits, the time limit, workers elsewhere."""
         now = time.monotonic()
         self._next_tick = now + min(_TICK, self._upkeep.interval)
         if self._ending is Ending.DONE and now >= self._deadline:
             self._ask_to_stop(Ending.TIMEOUT)
         if now >= self._kill_at:
             self._kill_all()
-        self._take_changes()  # what a worker has just ended breaks no limit any more
+        self._take_changes()  # a trial that has just ended can no longer break a limit
         for worker in self._workers.values():
             if self._upkeep.away:
                 worker.excuse(now)
@@ -199,7 +198,7 @@ class Supervisor:
         self._notify("", Tick())
 
     def _take_changes(self) -> None:
-        """Hear what workers have said, settle what those held that have ended, and replace them."""
+        """Handle the workers' messages, settle the trials of those that have ended, and replace them."""
         have_ended = False
         for change in self._launcher.changes():
             if isinstance(change, Said):
@@ -216,7 +215,7 @@ class Supervisor:
             self._failures.hear(said.message, self._launcher.logs(said.worker.label))
 
     def _pass_on(self, said: Said) -> None:
-        """Take note of what a worker has said, and report what is of use to others."""
+        """Note a worker's message, and report it if it matters to the listener."""
         self._workers[said.worker.label].hear(said.message)
         if isinstance(said.message, Ready):
             self._note_loading(said.message)
@@ -235,7 +234,7 @@ class Supervisor:
             self._note("", "each trial imports the study's modules and loads its data anew", after)
 
     def _note(self, before: str, what: str, after: str) -> None:
-        """Say what holds for many workers or trials at the first of them."""
+        """Report something that holds for many workers or trials once, for the first of them."""
         if what not in self._noted:
             self._noted.add(what)
             self._notify("", Notice(before + what + after))
@@ -246,7 +245,7 @@ class Supervisor:
             return
         self._upkeep.settle(ended.worker.label, ended.worker.trial_pid, verdict)
         self._failures.settled(self._upkeep.settled())
-        # One that advanced with its trial before it was taken from us (a machine that is lent) is no fault.
+        # A worker that finished an epoch before it died (its GPU was preempted, say) does not count as a failure.
         if self._ending is Ending.DONE and not ended.worker.advanced:
             self._failures.died(verdict, self._launcher.logs(ended.worker.label))
 
@@ -260,22 +259,22 @@ class Supervisor:
     # ---- stopping
 
     def _stop_at_goal(self) -> None:
-        """Stop where the study has reached its goal; running trials are interrupted and could resume."""
+        """Stop if the study has reached its goal; running trials are interrupted and could resume."""
         self._ended_one = False
         if self._ending is Ending.DONE and (reached := self._upkeep.goal_reached()) is not None:
             self._notify("", Notice(reached))
             self._ask_to_stop(Ending.GOAL)
 
     def _stop_on_request(self) -> None:
-        """Stop where a person wants all agents of the study to leave."""
+        """Stop if a person has asked all agents of the study to leave."""
         if self._ending is Ending.DONE and self._registered is not None and self._registered.is_to_leave:
             self._notify("", Notice("`hpo stop`: stopping; each worker finishes its batch and checkpoints"))
             self._ask_to_stop(Ending.STOPPED)
 
     def _leave_if_idle(self) -> None:
-        """Leave where there has been nothing to do for long: workers may be waiting for trials elsewhere.
+        """Leave if there has been nothing to do for long enough; idle workers may wait for trials elsewhere.
 
-        One look says little: a worker may just have taken a trial, and not have said so yet.
+        A single look is not enough: a worker may just have taken a trial without having reported it yet.
         """
         if self._ending is not Ending.DONE or self._leave_when_idle == math.inf:
             return
@@ -288,7 +287,7 @@ class Supervisor:
             self._ask_to_stop(Ending.IDLE)
 
     def _give_up(self, error: StudyError) -> None:
-        """Let workers write checkpoints, also of what can't be stored any more; then the error ends the run."""
+        """Ask workers to checkpoint, also what can no longer be stored; afterwards the error ends the run."""
         if self._failed is None:
             self._failed, self._kill_at = error, time.monotonic() + self._grace
             self._notify("", Notice(f"stopping: {str(error).partition(chr(10))[0].removesuffix(':')}"))
@@ -299,7 +298,7 @@ class Supervisor:
         self._launcher.drain()
 
     def _kill_loading(self) -> None:
-        """End workers that load what trials need: they hear no request meanwhile, and hold no trial."""
+        """Kill workers that still load modules and data: they handle no request until then, and hold no trial."""
         for worker in self._workers.values():
             if not worker.ready:
                 worker.kill()
@@ -319,7 +318,7 @@ class Supervisor:
             self._notify("", Notice(f"stopping: each worker finishes its batch and checkpoints{more}"))
 
     def _kill_all(self) -> None:
-        """End every worker left, with its children, and give back the trials of those that are gone."""
+        """Kill every remaining worker with its child processes, and requeue the trials of those that are gone."""
         for worker in self._workers.values():
             worker.kill()
         for change in self._launcher.changes():
@@ -327,7 +326,7 @@ class Supervisor:
                 self._pass_on(change)
                 continue
             verdict = self._workers.pop(change.worker.label).verdict(change)
-            with contextlib.suppress(DatabaseError):  # a full disk; the others are settled all the same
+            with contextlib.suppress(DatabaseError):  # a full disk, say; the other trials are still settled
                 if verdict is not None:
                     self._upkeep.settle(change.worker.label, change.worker.trial_pid, verdict)
         for label, worker in self._workers.items():

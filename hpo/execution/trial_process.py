@@ -1,6 +1,6 @@
-"""A trial's own process: it trains the one trial that it is given, stores what became of it, and ends.
+"""A trial's own process: it trains the one trial that it is given, stores the outcome, and ends.
 
-Where the trial has paused, it may be kept, and trains that trial again when it resumes.
+If the trial pauses, the process may be kept, to train the same trial when that resumes.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Assignment:
     """To the trial process: its trial.
 
     Attributes:
-        lease: The trial, taken in the process's name.
-        before_s: Seconds that it took to take it, and to start the process.
+        lease: The lease of the trial, taken in the process's name.
+        before_s: Seconds that it took to take the trial and to start the process.
     """
 
     lease: Lease
@@ -70,7 +70,7 @@ class GrantEnds:
     """To the worker: the trial has come to the end of its grant.
 
     Attributes:
-        values: What it has reported, by epoch, and is not stored yet.
+        values: The values that it has reported and that are not stored yet, by epoch.
     """
 
     values: Mapping[int, float]
@@ -78,11 +78,11 @@ class GrantEnds:
 
 @dataclass(frozen=True)
 class Extension:
-    """To the trial process, where its grant ends.
+    """To the trial process: the answer to `GrantEnds`.
 
     Attributes:
-        granted: What the trial is granted; None: it pauses there.
-        error: The storage refuses the trial, or fails: that is dealt with where the trial is.
+        granted: The new grant; None: the trial pauses.
+        error: The storage has refused the trial, or has failed; raised in the trial process.
     """
 
     granted: Granted | None
@@ -103,9 +103,9 @@ class Over:
     """To the worker: a trial process trains no more.
 
     Attributes:
-        ended: Why; it ends too, unless it is kept.
-        spare: How many processes that train nothing the worker may have on the trial's device beside one that
-            trains, this one included where it is kept; None where nothing is known of that.
+        ended: Why; the process ends too, unless it is kept.
+        spare: How many idle processes the worker may have on the trial's device beside one that trains, this one
+            included if it is kept; None if that is unknown.
     """
 
     ended: WhyOver
@@ -117,12 +117,12 @@ class TrialProcess:
     """Trains one trial.
 
     Attributes:
-        order: The worker's.
+        order: The worker's order.
         opened: The study, with no connection open.
-        builder: Builds the trainer; it may have the data.
+        builder: Builds the trainer; may have loaded the data already.
         channel: To the supervisor.
-        pulse: Shows what it holds, that it runs, and that the trial advances.
-        request: What others want of it.
+        pulse: Shows the supervisor which lease it holds, that it runs, and that the trial advances.
+        request: Requests to stop the trial, from the worker and from this process's heartbeat.
         peers: The other processes of a trial on several devices.
     """
 
@@ -140,7 +140,7 @@ class TrialProcess:
         self.peers = Peers(self.builder, self.order.slot.devices, partial(_died, oom_kills()))
 
     def begin_fork(self) -> None:
-        """Begin in a process that was forked for a trial, while that has one thread."""
+        """Call first in a process that was forked for a trial, while it has a single thread."""
         self._at_fork = anonymous()
         self.peers.fork()
 
@@ -148,9 +148,9 @@ class TrialProcess:
         """Train a trial to its end, to a pause or to a request to stop.
 
         Args:
-            lease: The trial, taken in this process's name.
-            extend: Called where its grant ends.
-            before_s: Seconds that it took to take the trial, and to start this process for it.
+            lease: The lease of the trial, taken in this process's name.
+            extend: Called when the trial's grant ends.
+            before_s: Seconds that it took to take the trial and to start this process.
         """
         request = self.request
         torch.set_num_threads(self.order.slot.threads)
@@ -163,7 +163,7 @@ class TrialProcess:
         storage.excused_s = partial(excused_in, self.pulse)
         has_paused = False
         try:
-            # A lease is lost already where this process was stopped for long since the trial was taken.
+            # The lease may be lost already, if this process was stopped for long after the trial was taken.
             with (
                 trial_heartbeat(storage, self.pulse, request, self.order.spec.run.lost_after),
                 contextlib.suppress(LeaseLostError),
@@ -182,7 +182,7 @@ class TrialProcess:
         return Over(WhyOver.KEPT, kept) if kept else Over(WhyOver.TRIAL, self._spare_contexts())
 
     def _spare(self) -> int:
-        """How many processes like this one its worker may keep; 0 where this one is to end."""
+        """How many processes like this one its worker may keep; 0 if this one must end."""
         if not self._may_hold_device:
             return 0
         self._news = None
@@ -191,9 +191,10 @@ class TrialProcess:
 
     @property
     def _may_hold_device(self) -> bool:
-        """Whether a process may hold the device while it trains nothing.
+        """Whether a process may hold the device while it is idle.
 
-        A function that trains by itself, and peers, expect a process of their own each time.
+        A training function of the study's, and the peers of a trial on several devices, need a new process each
+        time.
         """
         return self.peers.size == 1 and self.order.spec.config.objective is None
 
@@ -206,8 +207,8 @@ class TrialProcess:
         return torch.device(self.order.slot.device)
 
     def start_device(self) -> None:
-        """Start the device before there is a trial, where that finds it as it would without."""
-        # cuBLAS reads once a process what deterministic mode sets.
+        """Start the device before there is a trial, unless that would change what the trial computes."""
+        # cuBLAS reads the variable that deterministic mode sets only once in a process.
         deterministic = self.order.spec.trainer.deterministic or torch.are_deterministic_algorithms_enabled()
         if self._may_hold_device and not deterministic:
             start(self.device)
@@ -242,7 +243,7 @@ class TrialProcess:
             self._news.follow(session, now)
 
     def _asked(self, extend: Extend, news: News, values: Mapping[int, float]) -> Granted | None:
-        """As ``extend``, reported; the time until the answer is none in which the trial could advance."""
+        """Call ``extend`` and report the grant; waiting for the answer does not count as time without a batch."""
         self.pulse[DECIDING] = 1.0
         try:
             granted = extend(values)
@@ -261,23 +262,23 @@ class TrialProcess:
 
 
 def _died(struck_before: int, rank: int, exitcode: int) -> None:
-    """A peer has died, and so does the trial: as it would on one device."""
+    """A peer has died: end this process in the same way, as happens to a trial on one device."""
     print_error(f"{death_of(exitcode, struck_before, who=f'rank {rank}')}, and so does the trial")
     die_like(exitcode)
 
 
 def fail(channel: Connection[Message, Command], error: Exception) -> None:
-    """Report to the supervisor what keeps a worker from its work."""
+    """Report to the supervisor the error that keeps a worker from its work."""
     text = str(error) if isinstance(error, HpoError) else error_text(error)
     send(channel, Failed(text, final=isinstance(error, OtherCodeError)))
 
 
 class Orders:
-    """What the worker sends a process that trains, from now on: a trial, more of a grant, requests to stop.
+    """Receives what the worker sends to its trial process: a trial, an answer about a grant, requests to stop.
 
     Args:
-        source: It all comes from here; the end of it counts as being asked to leave, and so does a SIGTERM.
-        request: The trial's.
+        source: The connection to the worker. Its end counts as a request to leave, and so does a SIGTERM.
+        request: Gets the requests to stop the trial.
     """
 
     def __init__(self, source: Connection[Any, Any], request: StopRequest) -> None:
@@ -288,12 +289,12 @@ class Orders:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def assignment(self) -> Assignment | None:
-        """The trial to train; None where there is none."""
+        """Wait for the trial to train; None if the worker is gone."""
         told = self._next()
         return told if isinstance(told, Assignment) else None
 
     def extend(self, values: Mapping[int, float]) -> Granted | None:
-        """Ask the worker, as of `hpo.storage.grants.Extend`; None, too, where no worker is left to say.
+        """Ask the worker for a new grant (`hpo.storage.grants.Extend`); None also if the worker is gone.
 
         Raises:
             LeaseLostError: Another attempt has the trial.
@@ -338,10 +339,10 @@ def pass_on(command: Command, request: StopRequest) -> None:
 
 
 def end_forks_at_sigterm() -> None:
-    """What a study's code forks, while it loads or trains, is to end at a SIGTERM, as its pools expect.
+    """Make processes that the study's code forks end at a SIGTERM, as process pools expect.
 
-    It does so from its first instant: a signal that came between the fork and the change of the handler would be
-    lost, and the pool wait for ever, so the signal is blocked until then.
+    The signal is blocked around the fork until the child has changed its handler: a SIGTERM that came in between
+    would be lost, and the pool would wait for ever.
     """
     held = threading.local()
 

@@ -1,4 +1,4 @@
-"""What a supervisor does in the storage beside its workers: taking trials back, counting, keeping to the quota."""
+"""A supervisor's chores in the storage: beating, taking trials back, counting trials, enforcing the disk quota."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ from hpo.study.shared import mark_file
 from hpo.study.taking import claimable
 from hpo.wording import count_of
 
-#: The quota's walk through the folders takes no more than one part in so many of the time.
+#: Checking the quota takes at most 1/10 of the time: the pause after a check is this many times its duration.
 _QUOTA_SHARE: Final = 10
 
 T = TypeVar("T")
 
 
 class _Patience(TypedDict):
-    """What the study file says of trials that are taken back; see `hpo.storage.recovery`."""
+    """The study file's settings for trials that are taken back; see `hpo.storage.recovery`."""
 
     max_retries: int
     stop_note: StopNote
 
 
 class Upkeep:
-    """Chores on the study's storage. A database that is away puts them off; nothing is forgotten.
+    """Chores on the study's storage. While the database is away they are put off, and none is forgotten.
 
     Args:
         opened: The study; this process owns no trial.
         notify: Called with a worker's label (or an empty text) and what a person should know.
-        registered: This agent's row, which beats with each look; None where it has none.
+        registered: This process as an agent, for which each look beats; None if it has no row.
 
     Attributes:
-        interval: Seconds between two looks, and between two signs of life.
+        interval: Seconds between two looks, and between two beats.
     """
 
     def __init__(
@@ -83,24 +83,24 @@ class Upkeep:
 
     @property
     def away(self) -> bool:
-        """Whether the database was away when it was last asked for something."""
+        """Whether the database was away at the last query."""
         return self._away
 
     def settle(self, label: str, pid: int, verdict: Verdict) -> None:
-        """Give back, or end, what a dead worker held, as soon as the database is there; `settled` has it then.
+        """Requeue or fail the trial that a dead worker held, as soon as the database is there; see `settled`.
 
-        Where the process of its trial lives on, though it was killed, that is done once it is gone.
+        If the trial's process lives on although it was killed, this is done once that process is gone.
         """
         hear = partial(self._hear, label)
         self._settle(pid, lambda: settle_process(*self._study, pid, verdict, **self._patience, heard=hear))
 
     def settle_agent(self, placement: str, verdict: Verdict) -> None:
-        """As `settle`, for all that the workers of an agent held whose engine says that it is gone."""
+        """As `settle`, for all trials of an agent that its engine has lost or killed."""
         hear = partial(self._hear, "")
         self._settle(0, lambda: settle_agent(*self._study, placement, verdict, **self._patience, heard=hear))
 
     def settled(self) -> list[Settled]:
-        """What has become of trials that were to be settled, since this was last asked."""
+        """The trials that have been settled since the last call."""
         settled, self._settled = self._settled, []
         return settled
 
@@ -121,16 +121,16 @@ class Upkeep:
         return {"max_retries": self._opened.spec.run.max_retries, "stop_note": self._opened.stop_note}
 
     def look(self, now: float, ours: Collection[Worker] = ()) -> None:
-        """Beat, and take trials back whose workers elsewhere are dead, if it is time to look again.
+        """Beat, and take back trials whose workers elsewhere are dead, if it is time for the next look.
 
         Args:
             now: The monotonic clock.
-            ours: This supervisor's workers; the ends of the processes that hold their trials come to `settle`.
+            ours: This supervisor's workers; their trials are left to `settle`.
         """
         if now < self._next_look:
             return
         self._next_look = now + self.interval
-        # A chore that asks the database for nothing would seem to have found it reachable.
+        # Only if there is something to store: a chore without a query would make the database look reachable.
         if self._registered is not None or any(worker.held for worker in ours):
             self._try(lambda: self._beats.give(ours))
         if self._registered is not None:
@@ -138,30 +138,30 @@ class Upkeep:
         self._try(self._end_dead_agents)
         if self._unsettled:
             self._try(self._settle_all)
-        # The end of a trial's process is known to its worker first, and here when that one has ended too.
+        # A worker is the first to know that its trial process has ended; it is settled when the worker ends too.
         spared = [*(worker.trial_pid for worker in ours), *(pid for pid, _ in self._unsettled)]
-        taken_back: list[Settled] = []  # also where the database goes away before the rest is
+        taken_back: list[Settled] = []  # filled also if the database goes away before the rest are taken back
         self._try(lambda: self._opened.requeue_dead(self._sightings, spared, taken_back.append))
         for settled in taken_back:
             self._notify("", settled)
-        if now >= self._next_quota and not self._away:  # below the quota it asks for nothing
+        if now >= self._next_quota and not self._away:  # below the quota it makes no query
             self._try(self._keep_to_quota)
             self._next_quota = now + _QUOTA_SHARE * (time.monotonic() - now)
 
     def claimable(self) -> int:
-        """How many trials a worker could take now; 0 while that is unknown."""
+        """How many trials workers could take now; 0 if that is unknown."""
         return self._try(lambda: claimable(self._opened)) or 0
 
     def is_claimable_or_unknown(self) -> bool:
-        """Whether a worker could take a trial now, as far as is known."""
+        """Whether a worker could take a trial now; also True if that is unknown."""
         return self._try(lambda: claimable(self._opened, most=1)) != 0
 
     def running(self) -> int | None:
-        """How many trials run now, on any machine; None while that is unknown."""
+        """How many trials run now, on any machine; None if that is unknown."""
         return self._try(self._opened.running)
 
     def running_on(self, placements: Collection[str]) -> int:
-        """How many trials run on agents that an engine knows by these ids; 0 while that is unknown."""
+        """How many trials run on the agents with these placement ids; 0 if that is unknown."""
         storage, study_id = self._study
 
         def count() -> int:
@@ -174,7 +174,7 @@ class Upkeep:
         return self._try(count) or 0
 
     def stop_request(self) -> str | None:
-        """The latest request that all agents leave, see `hpo.storage.agents`; None while that is unknown."""
+        """The latest request that all agents leave, see `hpo.storage.agents`; None if that is unknown."""
 
         def read() -> str:
             with self._opened.storage.engine.connect() as conn:
@@ -183,20 +183,20 @@ class Upkeep:
         return self._try(read)
 
     def goal_reached(self) -> str | None:
-        """Why the study is done before its trials are used up; None if it is not, or unknown for now."""
+        """Why the study is done before its budget is used up; None if it is not done, or that is unknown."""
         study = self._opened.spec.study
         if study.target_value is None and study.stop_after_no_improvement is None:
             return None
         return self._try(lambda: goal_reached(study, own_trials(self._opened)))
 
     def is_more_to_come(self) -> bool:
-        """Whether trials run, or could be taken, anywhere; also while that is unknown."""
-        # One that is taken after the first count, and before what could be taken is counted, is seen by the last.
+        """Whether trials run, or could be taken, anywhere; also True if that is unknown."""
+        # Running trials are counted again at the end: one may be taken between the first two queries.
         runs = bool(self._unsettled) or self.running() != 0
         return runs or self.is_claimable_or_unknown() or self.running() != 0
 
     def waits(self) -> bool:
-        """As `is_more_to_come`, for who has no worker at work; says how many trials run elsewhere."""
+        """As `is_more_to_come`, for a supervisor without workers; also reports how many trials run elsewhere."""
         running = None if self._unsettled else self.running()
         if running and running != self._waiting_for:
             self._notify("", Notice(f"waiting for {count_of(running, 'trial')} elsewhere"))
@@ -204,17 +204,17 @@ class Upkeep:
         return bool(running) or self.is_more_to_come()
 
     def budgets(self) -> Budgets | None:
-        """The study's budgets, for `end_study`; None while they are unknown."""
+        """The study's budgets, for `end_study`; None if they are unknown."""
         return self._try(lambda: read_budgets(self._opened.storage, self._opened.study_id))
 
     def end_study(self, budgets: Budgets | None) -> bool:
-        """Prune what is still paused, as nothing is left to be done.
+        """Prune the trials that are still paused, because nothing is left to do.
 
         Args:
-            budgets: What they were when that was looked for.
+            budgets: The study's budgets, read before it was found that nothing is left to do.
 
         Returns:
-            False where they have changed since, or the database is away.
+            False if the budgets have changed since, or the database is away.
         """
 
         storage, study_id = self._study
@@ -233,7 +233,7 @@ class Upkeep:
                 mark_file(self._opened.spec, agent).unlink(missing_ok=True)
 
     def leave(self, ending: str) -> None:
-        """Store how this agent has ended; where the database is away, others see that its process is gone."""
+        """Store how this agent has ended; if the database is away, others see that its process is gone."""
         if self._registered is not None:
             registered = self._registered
             self._try(lambda: registered.end(ending))
@@ -260,7 +260,7 @@ class Upkeep:
 
     def _try(self, chore: Callable[[], T]) -> T | None:
         try:
-            # Without patience: a supervisor that waited would be deaf to signals and to its workers.
+            # Without patience: while it waited, the supervisor would handle neither signals nor its workers.
             with self._opened.storage.patience.whole():
                 result = chore()
         except DatabaseAwayError as error:

@@ -1,4 +1,4 @@
-"""Warming a worker up: what all trials share is loaded once, in a process that each trial is forked from."""
+"""Warms a worker up: loads once what all trials share, so that each trial's process can be forked with it."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from hpo.wording import listed
 
 _FDS: Final = Path("/proc/self/fd")
 _TASKS: Final = Path("/proc/self/task")
-#: A thread of NVIDIA's libraries: of the one that counts devices, or of CUDA, which can't be forked.
+#: The name of a thread of NVIDIA's libraries: of the one that counts devices, or of CUDA, which can't be forked.
 _OF_CUDA: Final = re.compile(r"cuda[0-9a-f]{8,}")
 
 
 def warm_up(spec: StudySpec) -> tuple[Builder, str | None]:
-    """Import the study's modules and load its data, where every trial has the same.
+    """Import the study's modules, and load its data if all trials have the same data.
 
-    What fails here fails again in each trial, whose error it is.
+    An error here is only logged: each trial meets it again and reports it.
 
     Returns:
-        A builder that has the data, and what the study's code has left for which the process can't be forked for
-        the trials, None if it can: threads, an accelerator's context or open files. A fork has no threads but its
-        own, can't use the context, and shares the position in each file.
+        A builder that has the data; and what the study's code has left behind that makes it unsafe to fork this
+        process (threads, an accelerator's context or open files), None if nothing. A fork has none of the other
+        threads, can't use the context, and shares the position in each file.
     """
-    # So that torch.cuda.is_available(), which many modules ask at import, does not start CUDA.
+    # So that torch.cuda.is_available(), which many modules call when they are imported, does not start CUDA.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     builder = Builder(spec)
     torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def warm_up(spec: StudySpec) -> tuple[Builder, str | None]:
 
 
 def _left(before: set[tuple[str, int]]) -> str | None:
-    """In words, what stands in the way of a fork, with the files that were open before."""
+    """In words, what makes a fork unsafe; None if nothing does. ``before``: the files that were open before."""
     if (now := _open_files()) != before:
         return listed(sorted({f"open file {path}" for path, _ in now - before})) or "open files"
     if is_forkable():
@@ -73,20 +73,20 @@ def _left(before: set[tuple[str, int]]) -> str | None:
 
 
 def _end_monitors() -> None:
-    """End the threads with which tqdm watches its bars; each kind of bar stays with one, and starts it again."""
+    """End tqdm's monitor threads, which watch its progress bars; tqdm starts them again when it needs them."""
     for thread in threading.enumerate():
         if type(thread).__module__ == "tqdm._monitor":
             thread.exit()  # type: ignore[attr-defined]
 
 
 def is_forkable() -> bool:
-    """Whether this process runs one thread and has started no accelerator.
+    """Whether this process has a single thread and has started no accelerator.
 
-    The thread of the library that counts devices, as ``torch.cuda.is_available()`` asks it to, does not matter.
+    A thread of the NVIDIA library that counts devices, which ``torch.cuda.is_available()`` starts, does no harm.
     """
     if _has_accelerator():
         return False
-    # Libraries that know about forks (OpenBLAS) end their threads before one, and start them again when needed.
+    # This fork makes libraries that handle forks (OpenBLAS) end their threads; they start them again when needed.
     _in_fork(lambda: True)
     try:
         threads = [(task / "comm").read_text().strip() for task in _TASKS.iterdir()]
@@ -101,7 +101,7 @@ def _has_accelerator() -> bool:
 
 
 def _in_fork(asked: Callable[[], bool]) -> bool:
-    """What a fork of this process answers."""
+    """What ``asked`` returns in a fork of this process; False if it raises or the fork dies."""
     child = os.fork()
     if not child:
         answer = False
@@ -113,7 +113,7 @@ def _in_fork(asked: Callable[[], bool]) -> bool:
 
 
 def _can_start_cuda() -> bool:
-    """Whether CUDA's driver starts here: not in a fork of a process that it has started in."""
+    """Whether CUDA's driver can start here; it can't in a fork of a process in which it has started."""
     return int(ctypes.CDLL(DRIVER).cuInit(0)) == 0
 
 
@@ -121,7 +121,7 @@ def _open_files() -> set[tuple[str, int]]:
     """Regular files that this process has open, with their descriptors; empty if the system lists none."""
     found = set()
     for descriptor in _FDS.iterdir() if _FDS.is_dir() else ():
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself, which is closed by now
             if stat.S_ISREG(descriptor.stat().st_mode):
                 found.add((str(descriptor.readlink()), int(descriptor.name)))
     return found

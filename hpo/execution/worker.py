@@ -1,12 +1,12 @@
 """A worker: one process on one device that loads what all trials share, and forks a process for each trial.
 
-The worker asks the scheduler and takes the trials, in the name of the processes that train them: it is the one
-that has all that a decision needs in memory, while a fork finds everything cold.
+The worker asks the scheduler and takes the trials, in the name of the processes that train them: the worker has
+everything that a decision needs in memory, while a new fork would have to load it first.
 
-A trial's process ends with the trial, and with it all that the study's code has changed in it: global settings,
-threads, child processes, memory that is still held. So a trial's value depends on the trial alone. The fork costs
-milliseconds, and shares modules and data with the worker. The process of a trial that pauses may be kept, for when
-that trial resumes (`hpo.execution.kept`).
+A trial's process ends with the trial, and with it everything that the study's code has changed in it: global
+settings, threads, child processes, memory. So a trial's value depends on the trial alone. The fork takes
+milliseconds and shares modules and data with the worker. The process of a trial that pauses may be kept until that
+trial resumes (`hpo.execution.kept`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from hpo.study.standing import standing_of
 from hpo.study.taking import Taker
 from hpo.trial.process_forks import die_like
 
-#: Seconds between two questions to a scheduler that says to wait, at first and at most.
+#: Seconds before a scheduler that says to wait is asked again, at first and at most.
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
@@ -63,7 +63,7 @@ def work(order: WorkerOrder, channel: Connection[Message, Command], pulse: Pulse
     Args:
         order: What to do.
         channel: To the supervisor: messages out, commands in. When it closes, the supervisor is gone, which counts
-            as being asked to leave.
+            as a request to leave.
         pulse: Shows that the worker advances.
     """
     _detach()
@@ -93,7 +93,7 @@ def work(order: WorkerOrder, channel: Connection[Message, Command], pulse: Pulse
 
 
 def _detach() -> None:
-    """Own process group, so that the terminal's Ctrl-C reaches the supervisor alone."""
+    """Move to a process group of its own, so that a Ctrl-C at the terminal reaches the supervisor alone."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -116,7 +116,7 @@ def _woken() -> Iterator[int]:
 
 
 def _check_preload() -> None:
-    # The fork server passes over a preload that fails, and its workers would just be slow.
+    # The fork server ignores a preload that fails; its workers would merely be slow.
     if "hpo.execution.launchers.preload" not in sys.modules:
         raise RuntimeError(
             "the fork server could not import its preload; "
@@ -131,7 +131,7 @@ class _Worker:
         self._wake = wake
         self._leaving = False
         self._unassigned: Lease | None = None  # a trial that was taken for a process that died before it got it
-        # Trials are taken in the name of the process that trains them: it takes this one's place.
+        # Before a trial is taken, its process takes this one's place as the owner (`_take_as`).
         owner = Owner.current(worker=order.label, device=order.slot.label, agent=order.agent)
         self._opened = replace(load_study(order.spec, owner, order.pooler), scheduler=order.scheduler)
         self._taker = Taker(self._opened)
@@ -143,12 +143,12 @@ class _Worker:
         self._processes = Processes(self._trial, self._opened.storage.owner)
 
     def run(self) -> bool:
-        """Have trials trained until there are none left, or the worker is asked to leave; whether all is well."""
+        """Have trials trained until none is left or the worker is asked to leave; False if it can't continue."""
         send(self._channel, self._ready)
         if self._ready.left is not None:
             return self._train_one_here()
         self._opened.storage.rehearse(self._opened.study_id)
-        # What deciding needs is imported, and what is known by now read, while nothing waits for it.
+        # Import what decisions need, and read the trials known so far, while nothing waits for it.
         self._opened.scheduler.next(standing_of(self._opened))
         self._opened.study.get_trials(deepcopy=False, states=())
         self._free_since = time.monotonic()
@@ -157,7 +157,7 @@ class _Worker:
         finally:
             self._processes.close()
             self._pulse[ENDING] = 0.0
-            # The supervisor leaves alone what is held in the name of a process that it knows as this worker's.
+            # The supervisor does not touch what is held in the name of a process that it knows as this worker's.
             if self._unassigned is None:
                 self._pulse[PROCESS] = 0.0
 
@@ -171,7 +171,7 @@ class _Worker:
             process = self._processes.take(lease.trial_id)
             self._pulse[ENDING] = 0.0
             if not process.is_ready() and self._unassigned is None:
-                self._unassigned = lease  # it was not handed the trial: another process trains it
+                self._unassigned = lease  # this process never got the trial: the next one trains it
                 self._processes.lose(process)
                 continue
             self._unassigned = None
@@ -187,14 +187,14 @@ class _Worker:
         return ended is not WhyOver.FAILED
 
     def _take_as(self, standby: Standby) -> None:
-        """Take trials in the name of a process, but those whose own processes are kept in the names of these."""
+        """Take trials in the waiting process's name, but paused trials with a kept process in that one's name."""
         storage = self._opened.storage
         storage.owner, storage.owners = standby.owner, self._processes.owners
         self._hand_over_unassigned()
         self._pulse[PROCESS] = standby.pid
 
     def _train_one_here(self) -> bool:
-        """Train one trial in this process, which can't be forked; the supervisor starts another for the next."""
+        """Train one trial in this process, which can't be forked; the next trial gets a new worker."""
         self._pulse[PROCESS] = os.getpid()
         lease = self._take()
         if lease is None:
@@ -210,7 +210,7 @@ class _Worker:
             )
 
     def _take(self) -> Lease | None:
-        """A trial; None where nothing is left to do, or the worker is asked to leave."""
+        """Take a trial; None if nothing is left to do or the worker is asked to leave."""
         pause = _FIRST_PAUSE
         while not self._is_asked_to_leave():
             taken = self._taker.take()
@@ -222,7 +222,7 @@ class _Worker:
         return None
 
     def _hand_over_unassigned(self) -> None:
-        """Hold in the new process's name what was taken for one that has died before it was handed it."""
+        """Hold an unassigned trial, whose process died before it got the trial, in the new process's name."""
         if self._unassigned is None:
             return
         try:
@@ -232,9 +232,9 @@ class _Worker:
             self._unassigned = None
 
     def _train(self, standby: Standby, lease: Lease) -> Over:
-        """Let the process train a trial; where it dies, this one dies alike: the supervisor settles the trial."""
+        """Let the process train a trial. If it dies, so does this worker; the supervisor settles the trial."""
         self._pulse[PROCESS] = standby.pid
-        self._opened.storage.rest()  # nothing is asked until the grant ends
+        self._opened.storage.rest()  # no query until the grant ends
         with contextlib.suppress(OSError):
             standby.line.send(Assignment(lease, time.monotonic() - self._free_since))
         self._processes.standby()  # for the next trial
@@ -247,7 +247,7 @@ class _Worker:
         return over
 
     def _wait(self, standby: Standby, lease: Lease) -> Over | None:
-        """Pass orders on until the process says why it ends; None where it ends without a word."""
+        """Pass orders on until the process says why it trains no more; None if it ends without saying so."""
         line = standby.line
         while True:
             ready = connection.wait([line, self._wake, *self._heard()])
@@ -264,7 +264,7 @@ class _Worker:
                 self._pass_on(line)
             if self._wake in ready and self._was_terminated():
                 self._ask_to_leave(line)
-            # A process that its study has forked may hold the other end open.
+            # The line may stay open after the process has ended: a process forked by the study's code may hold it.
             if standby.process.exitcode is not None and not line.poll():
                 return None
 
@@ -297,7 +297,7 @@ class _Worker:
             line.send(Stop())
 
     def _is_asked_to_leave(self) -> bool:
-        """Whether that was asked while no trial ran; what was asked about a trial came too late."""
+        """Whether the worker was asked to leave while no trial ran; commands about a trial came too late."""
         if connection.wait([self._wake], 0) and self._was_terminated():
             self._leaving = True
         with contextlib.suppress(EOFError, OSError):

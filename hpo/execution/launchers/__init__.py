@@ -1,3 +1,3 @@
-"""Where workers run: `launcher` is what a supervisor knows of it, `local` starts processes on this machine, and
-the rest is how Python forks them.
+"""Where workers run: `launcher` is the interface for supervisors, `local` starts worker processes on this machine,
+and the other modules set up the fork server that Python forks them from.
 """

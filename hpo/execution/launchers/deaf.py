@@ -1,6 +1,6 @@
-"""Imported by the fork server: it ignores the requests to leave, which its supervisor answers.
+"""Imported by the fork server, to ignore signals that ask an agent to leave: the supervisor handles those.
 
-They are blocked when it is started, so that none comes before this.
+The signals are blocked when the fork server starts, so none arrives before this module has run.
 """
 
 import signal

@@ -1,4 +1,6 @@
-"""The process that workers are forked from: it has imported what they need, and nothing that breaks in a fork."""
+"""Starts the fork server: the process that workers are forked from, which has imported what they need, and nothing
+that breaks in a fork.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,19 @@ from hpo.search.one_thread import THREADS_VARIABLE
 from hpo.signals import held_back
 from hpo.trial import mainless
 
-#: Bytes of the folder of temporary files that leave room in a socket's address for the names of its own.
+#: Longest path of the folder of temporary files, in bytes: a socket's address needs room for more names after it.
 _LONGEST_TMPDIR: Final = 70
-#: Signals that all processes of a job, or of a terminal, get: the supervisor answers them.
+#: Signals that all processes of a job or of a terminal get; the supervisor handles them.
 _PASSED_BY: Final = (*REQUESTS, signal.SIGINT)
 
 
 def start_fork_server(spec: StudySpec) -> None:
-    """Start importing torch, Optuna and the study's libraries in the fork server; does not wait.
+    """Start the fork server, which imports torch, Optuna and the study's libraries; does not wait for it.
 
-    Signals meant for all processes of a terminal, or of a job, pass it by. A Ctrl-C would end its imports with a
+    It ignores signals that all processes of a terminal or of a job get: a Ctrl-C would end its imports with a
     traceback.
     """
-    # The first one stops collections, and the last one freezes what has been imported until then.
+    # The first module turns garbage collection off; the last one freezes all objects that exist by then.
     mainless.SERVER.set_forkserver_preload(
         [f"hpo.execution.launchers.{name}" for name in ("uncollected", "deaf", "study_imports", "preload")]
     )
@@ -47,13 +49,13 @@ def start_fork_server(spec: StudySpec) -> None:
 
 
 def not_started(what: str, error: Exception, struck_before: int, then: str) -> StudyError:
-    """The error where a process can't be forked from the fork server, with what is known of the cause.
+    """The error for a process that can't be forked from the fork server, with what is known of the cause.
 
     Args:
         what: The process, for people.
-        error: Raised at its start.
-        struck_before: `oom_kills` before that.
-        then: What to do once the cause is mended.
+        error: Raised when it was started.
+        struck_before: The value of `oom_kills` before that.
+        then: What to do once the cause is fixed.
     """
     code = mainless.server_end()
     if code is None:
@@ -66,22 +68,22 @@ def not_started(what: str, error: Exception, struck_before: int, then: str) -> S
 
 
 def _make_room_for_sockets() -> None:
-    """Where TMPDIR is too long for the sockets of multiprocessing, here and in workers, let them lie in /tmp."""
+    """If TMPDIR is too long for multiprocessing's sockets, put these into /tmp, here and in workers."""
     usual = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_TMPDIR:
         return
     tempfile.tempdir = "/tmp"
     try:
-        multiprocessing.util.get_temp_dir()  # it stays, and is handed on to every process
+        multiprocessing.util.get_temp_dir()  # the folder stays the same from now on, in every child process too
     finally:
         tempfile.tempdir = usual
 
 
 def _start_tracker() -> None:
-    """Start what cleans up shared memory, which passes requests to leave by as well: it ignores SIGTERM by itself.
+    """Start the resource tracker, which cleans up shared memory, so that requests to leave do not end it.
 
-    The others it has blocked for its whole life. Its start lets SIGTERM and SIGINT through again here, and so
-    comes before what is to have them blocked, too.
+    It ignores SIGTERM by itself, and keeps the other signals blocked for its whole life. Starting it unblocks
+    SIGTERM and SIGINT in this process, so this must come before anything that needs them blocked.
     """
     with held_back(REQUESTS), safe_path():
         resource_tracker.ensure_running()
@@ -89,7 +91,7 @@ def _start_tracker() -> None:
 
 @contextlib.contextmanager
 def without_interrupt() -> Iterator[None]:
-    """What is started inside hears no Ctrl-C; one that comes meanwhile is heard here afterwards."""
+    """Block Ctrl-C in the block, and so in what is started there; this process gets it after the block."""
     _start_tracker()
     with held_back([signal.SIGINT]):
         yield

@@ -1,4 +1,4 @@
-"""What the fork server imports for one study: libraries of its code and of its trackers that can be forked."""
+"""Chooses what the fork server imports for a study: libraries of its code and its trackers that can be forked."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import Any, Final, NamedTuple
 from hpo.config.schema import FREE_SECTIONS
 from hpo.config.spec import StudySpec
 
-#: Libraries known to start no thread, no CUDA and no connection when they are imported. What a study imports of
-#: them is imported once, ahead of the workers; any other library each worker imports by itself.
+#: Libraries known to start no thread, no CUDA and no connection when they are imported. What a study imports from
+#: them, the fork server imports once; every other library is imported by each worker.
 FORKABLE: Final = frozenset({"pytorch_optimizer", "schedulefree", "scipy", "sklearn"})
 
-#: Their names, for `hpo.execution.launchers.study_imports`.
+#: Environment variable with the names of the modules to import, for `hpo.execution.launchers.study_imports`.
 NAMES_VARIABLE: Final = "HPO_IMPORTED_ONCE"
 
-#: Arrow, which pandas imports, starts a thread that gives memory back; a process with a thread can't be forked for
-#: its trials. Without the thread the memory is given back as more is asked for.
+#: Arrow, which pandas imports, starts a thread that frees memory, and a process with a second thread can't be
+#: forked for trials. Without the thread, memory is freed when more is allocated.
 _ARROW: Final = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 class Tracker(NamedTuple):
-    """What a tracker's callback would import in the process of each trial.
+    """What a tracker's callback would otherwise import in each trial's process.
 
     Attributes:
-        modules: Those of its library, with those that it imports at its first use.
-        environment: Variables that the library reads as it is imported, and the callback's values for them.
+        modules: The modules of its library, including those that it imports at its first use.
+        environment: Variables that the library reads when it is imported, with the callback's values for them.
     """
 
     modules: tuple[str, ...]
     environment: Mapping[str, str] = {}
 
 
-#: By the name of its callback in a study file. They take 0.2 to 4 seconds of a processor.
+#: Trackers by the name of their callback in a study file. Importing one takes 0.2 to 4 seconds of processor time.
 TRACKERS: Final[Mapping[str, Tracker]] = {
     "comet": Tracker(("comet_ml",), {"COMET_DISABLE_AUTO_LOGGING": "1", "COMET_ERROR_TRACKING_ENABLE": "false"}),
     "mlflow": Tracker(
@@ -48,7 +48,7 @@ TRACKERS: Final[Mapping[str, Tracker]] = {
 
 
 def environment_of(spec: StudySpec) -> dict[str, str]:
-    """The variables with which the study's fork server starts; those that a person has set stay."""
+    """The environment variables with which the study's fork server starts; values that a person has set stay."""
     trackers = [
         tracker for name, tracker in TRACKERS.items() if spec.config.callbacks.get(name, False) is not False
     ]
@@ -61,11 +61,11 @@ def environment_of(spec: StudySpec) -> dict[str, str]:
 
 
 def forkable_imports(spec: StudySpec) -> set[str]:
-    """The modules of forkable libraries that the study's code imports or its targets name; nothing is run."""
+    """The modules of forkable libraries that the study's code imports or its targets name; no code is run."""
     found = set(_target_roots([getattr(spec.config, section) for section in FREE_SECTIONS]))
     found |= set(_target_roots(spec.base_config()["search_space"]))
     for file in spec.folder.glob("*.py"):
-        with contextlib.suppress(SyntaxError, UnicodeDecodeError, OSError):  # said when the study is checked
+        with contextlib.suppress(SyntaxError, UnicodeDecodeError, OSError):  # the checks report it
             found |= set(_imported(ast.parse(file.read_bytes())))
     return {name for name in found if name.partition(".")[0] in FORKABLE}
 

@@ -1,8 +1,8 @@
-"""Large pages for what workers and trials are forked from, where the system gives them to who asks (Linux, glibc).
+"""Large memory pages for the process that workers and trials are forked from, on systems where a program can ask
+for them (Linux with glibc).
 
-A fork copies an entry for each page of the heap, and the end of the fork gives each of them back: of pages of
-2 MiB there are far fewer, and those that a fork writes to are split. A program asks as it starts; what it forks
-inherits its pages.
+A fork copies a table entry for each page of the heap, and its end frees each of them. There are far fewer pages of
+2 MiB, and one that a fork writes to is split. A program asks when it starts, and its forks inherit its pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SEPARATOR: Final = ":"
 
 @contextlib.contextmanager
 def large_pages() -> Iterator[None]:
-    """A program started inside asks for large pages, unless the person has chosen what it is to ask for."""
+    """Make programs started in the block ask for large pages, unless a person has set this option already."""
     given = os.environ.get(_NAME)
     if given is None or "glibc.malloc.hugetlb" not in given:
         os.environ[_NAME] = _ASKED if not given else f"{given}{_SEPARATOR}{_ASKED}"
@@ -30,7 +30,7 @@ def large_pages() -> Iterator[None]:
 
 
 def forget() -> None:
-    """Take back what `large_pages` has put into this program's environment: what it starts is the study's."""
+    """Undo what `large_pages` has put into this program's environment: the study's programs must not get it."""
     given = os.environ.get(_NAME, "")
     _set(given.removesuffix(_ASKED).removesuffix(_SEPARATOR) or None)
 

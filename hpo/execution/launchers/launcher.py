@@ -1,8 +1,8 @@
-"""What a launcher is: it places workers, reports what changes about them, and ends them.
+"""The interface of a launcher, which places workers, reports what changes about them, and ends them.
 
-A supervisor knows this and no more; processes, pipes and shared memory stay inside a launcher. `local` starts
-worker processes on this machine. A supervisor with its launcher is an agent: what places agents on other machines
-has the same verbs and needs no messages, because agents work together through the study's storage.
+A supervisor uses only this interface; processes, pipes and shared memory stay inside the launcher. `local` starts
+worker processes on this machine. A supervisor with its launcher is an agent. What places agents on other machines,
+an engine, has the same methods but no messages, because agents work together through the study's storage.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from hpo.trial.resources import Slot
 
 
 class Worker(Protocol):
-    """A worker that a launcher has placed; it can be read after its end, too."""
+    """A worker that a launcher has placed; its properties can also be read after its end."""
 
     @property
     def label(self) -> str:
-        """Its name in the ledger and in logs; no two workers that live have the same."""
+        """Its name in the ledger and in logs; no two living workers have the same."""
 
     @property
     def pid(self) -> int:
-        """The process whose memory, with that of the processes below it, is the worker's."""
+        """Id of the worker's process; its memory and that of its child processes is the worker's."""
 
     @property
     def trial_pid(self) -> int:
-        """The process that holds its trial; 0 where there is none."""
+        """Id of the process that holds its trial; 0 if there is none."""
 
     @property
     def beat(self) -> float:
@@ -39,7 +39,7 @@ class Worker(Protocol):
 
     @property
     def is_deciding(self) -> bool:
-        """Whether its trial waits for a decision, where its grant ends."""
+        """Whether its trial is at the end of its grant and waits for a decision."""
 
     @property
     def advanced(self) -> bool:
@@ -47,19 +47,19 @@ class Worker(Protocol):
 
     @property
     def held(self) -> Held | None:
-        """What the process that holds its trial shows of that; None where it shows none."""
+        """The lease that its trial process shows; None if it shows none."""
 
     def show_beaten(self, at: float) -> None:
-        """Show that process that its supervisor has beaten for what it holds, by the monotonic clock."""
+        """Show its trial process when the supervisor has beaten for that lease, by the monotonic clock."""
 
     def show_excused(self, seconds: float) -> None:
-        """Show that process that so many more seconds do not count as its trial's."""
+        """Show its trial process that this many more seconds do not count as its trial's."""
 
     def ask(self, command: Command) -> None:
-        """Ask it to stop, or to drop its trial; one that has ended needs no asking."""
+        """Send it a command; does nothing if it has ended."""
 
     def kill(self) -> None:
-        """End it with all that it has started, and wait for that; `Launcher.changes` reports the end."""
+        """Kill it with all processes that it started, and wait for their end, which `Launcher.changes` reports."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class Said:
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker has ended; nothing that it started is left, and nothing more comes from it.
+    """A worker has ended: nothing that it started is left, and it sends no more messages.
 
     Attributes:
         worker: The worker.
         cause: Why, for people.
-        in_order: It ended by itself, as it should.
+        in_order: It ended by itself, without an error.
     """
 
     worker: Worker
@@ -102,7 +102,7 @@ class Launcher(Protocol):
         """Start workers as far as there is room, each when the iterator comes to it.
 
         Args:
-            order: What they are to do.
+            order: What they do.
             count: How many at most.
 
         Raises:
@@ -110,17 +110,17 @@ class Launcher(Protocol):
         """
 
     def wait(self, seconds: float, wake: socket.socket) -> bool:
-        """Wait until there are changes, the time is over, or there is something to read from ``wake``.
+        """Wait until there are changes, ``seconds`` have passed, or there is something to read from ``wake``.
 
         Returns:
             Whether there is something to read from ``wake``.
         """
 
     def changes(self) -> Iterator[Said | WorkerEnded]:
-        """What has changed since this was last asked, without waiting; each worker's changes in their order."""
+        """What has changed since the last call, without waiting; each worker's changes are in order."""
 
     def drain(self) -> None:
-        """Ask every worker to requeue its trial, and to end."""
+        """Ask every worker to requeue its trial and to end."""
 
     def logs(self, label: str) -> Path:
         """The file with what the worker of this name prints outside of trials."""

@@ -1,4 +1,4 @@
-"""Workers that are processes on this machine, forked from a server that has imported what they need."""
+"""Workers as processes on this machine, forked from a fork server that has imported what they need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hpo.storage.machine import process_start
 from hpo.trial.mainless import MainlessContext, leave_alone
 from hpo.trial.resources import Slot
 
-#: Seconds that a killed process may take to be gone, and between two looks at it.
+#: Seconds that a killed process may take to be gone, and between two checks whether it is.
 _PATIENCE: Final = 5.0
 _LOOK: Final = 0.002
 
@@ -50,7 +50,7 @@ class LocalWorker:
         process: The process, started.
         channel: Messages from it, and commands to it.
         pulse: Memory shared with it.
-        struck_before: `hpo.execution.limits.oom_kills` when it was started.
+        struck_before: The value of `hpo.execution.limits.oom_kills` when it was started.
     """
 
     label: str
@@ -69,7 +69,7 @@ class LocalWorker:
 
     @property
     def trial_pid(self) -> int:
-        """Process id of the process that runs its trial, and that one's group's; 0 where there is none."""
+        """Id of its trial process, and of that one's process group; 0 if there is none."""
         return int(self.pulse[PROCESS])
 
     @property
@@ -79,7 +79,7 @@ class LocalWorker:
 
     @property
     def is_deciding(self) -> bool:
-        """Whether its trial waits for a decision, where its grant ends."""
+        """Whether its trial is at the end of its grant and waits for a decision."""
         return bool(self.pulse[DECIDING])
 
     @property
@@ -89,24 +89,24 @@ class LocalWorker:
 
     @property
     def held(self) -> Held | None:
-        """What the process of its trial shows that it holds."""
+        """The lease that its trial process shows; None if it shows none."""
         return held_by(self.pulse)
 
     def show_beaten(self, at: float) -> None:
-        """Show that process that the supervisor has beaten for what it holds."""
+        """Show its trial process when the supervisor has beaten for that lease."""
         self.pulse[BEATEN] = at
 
     def show_excused(self, seconds: float) -> None:
-        """Show that process that so many more seconds do not count as its trial's."""
+        """Show its trial process that this many more seconds do not count as its trial's."""
         self.pulse[EXCUSED] += seconds
 
     def ask(self, command: Command) -> None:
-        """Ask it to stop, or to drop its trial; one that has ended needs no asking."""
+        """Send it a command; does nothing if it has ended."""
         with contextlib.suppress(OSError):
             self.channel.send(command)
 
     def kill(self) -> None:
-        """End it with all its processes, and wait for that, but no longer than `_PATIENCE` in all.
+        """Kill it with all its processes and wait for their end, for at most `_PATIENCE` over all calls.
 
         A process in an uninterruptible sleep, say on a file server that is away, lives on until it wakes.
         """
@@ -119,15 +119,15 @@ class LocalWorker:
             leave_alone(self.process)
 
     def changes(self) -> Iterator[Said | WorkerEnded]:
-        """What it has said since the last time, and its end."""
-        has_ended = self.process.exitcode is not None  # all that it has said is in the channel then
+        """Its messages since the last call, and its end."""
+        has_ended = self.process.exitcode is not None  # read first: then all its messages are in the channel
         for message in received(self.channel):
             yield Said(self, message)
         if has_ended:
             yield self._bury()
 
     def _bury(self) -> WorkerEnded:
-        """Clean up after it: what it left running, and our end of the channel."""
+        """Clean up after its end: kill what it left running, and close our end of the channel."""
         kill_group(self.pid, only_group=True)
         self._end_trial_processes(time.monotonic() + _PATIENCE)
         self.process.join()
@@ -136,11 +136,11 @@ class LocalWorker:
         return WorkerEnded(self, death_of(exitcode, self.struck_before), in_order=not exitcode)
 
     def _end_trial_processes(self, deadline: float) -> None:
-        """Kill the process of its trial with all that it started, and wait for its end: it holds the lease."""
+        """Kill its trial processes with all that they started, and wait for their end: they may hold the lease."""
         if self._killed is None:
             pids = [pid for pid in (self.trial_pid, int(self.pulse[ENDING])) if pid]
             self._killed = {pid: process_start(pid) for pid in pids}
-        else:  # the numbers of those that are gone may be others' by now
+        else:  # the ids of processes that are gone may belong to others by now
             pids = self._trial_processes_left()
         for pid in pids:
             kill_group(pid, only_group=True)
@@ -157,7 +157,7 @@ class LocalLauncher(SlotLauncher[LocalWorker]):
 
     Args:
         slots: A device and threads for each worker.
-        folder: For what workers print outside of trials, a file each.
+        folder: For the workers' logs: what each prints outside of trials.
         first: Number of the first worker.
     """
 
@@ -168,11 +168,11 @@ class LocalLauncher(SlotLauncher[LocalWorker]):
     def _start(self, order: WorkerOrder) -> LocalWorker:
         ours, theirs = self._context.Pipe()
         pulse = self._context.RawArray("d", PULSE_LENGTH)
-        # Not a daemon: those may not have DataLoader workers.
+        # Not a daemon: daemons may not start DataLoader workers.
         process = self._context.Process(target=work, args=(order, theirs, pulse), name=order.label, daemon=False)
         struck = oom_kills()
         try:
-            start_fork_server(order.spec)  # one that has died, which would be started without all that
+            start_fork_server(order.spec)  # if it has died; `start` would start one without our settings
             process.start()
         except (OSError, EOFError) as error:  # no processes left, or the fork server is gone
             raise not_started("a worker", error, struck, "then the same command resumes the study") from error
@@ -180,7 +180,7 @@ class LocalLauncher(SlotLauncher[LocalWorker]):
         return LocalWorker(order.label, process, ours, pulse, struck)
 
     def wait(self, seconds: float, wake: socket.socket) -> bool:
-        """Wait for changes, for so long at most; whether there is something to read from ``wake``."""
+        """Wait at most ``seconds`` for changes; returns whether there is something to read from ``wake``."""
         sources: list[Any] = [wake, *(worker.channel for worker in self._workers)]
         sources += [worker.process.sentinel for worker in self._workers]
         return wake in connection.wait(sources, seconds)

@@ -1,8 +1,8 @@
-"""What the fork server imports once, so that each worker starts in a fraction of a second.
+"""Imported once by the fork server, with all that workers need, so that each starts in a fraction of a second.
 
 Nothing here computes. A process can't be forked safely once it has started CUDA, opened a database, or run a torch
-operation on several threads; and where torch sees an accelerator of any kind, the first backward pass starts
-autograd's device threads and marks every later fork as unable to run one. An optimizer's step asks for the current
+operation on several threads. If torch sees an accelerator of any kind, the first backward pass starts autograd's
+device threads and marks every later fork as unable to run one. An optimizer's step asks for the current
 accelerator, which starts CUDA.
 """
 
@@ -26,9 +26,10 @@ __all__ = ["hpo", "hydra", "sqlalchemy", "torch"]
 
 
 def _warm_up() -> None:
-    """Construct the commonest optimizer, and set up the tables' classes.
+    """Construct the most common optimizer, and set up the classes of the database tables.
 
-    The first construction imports a second's worth of modules, and the first question to the classes sets them up.
+    Otherwise the first optimizer of each worker would import modules for a second, and its first query would set
+    up the classes.
     """
     sqlalchemy.orm.configure_mappers()
     torch.set_num_threads(1)
@@ -37,6 +38,6 @@ def _warm_up() -> None:
 
 _warm_up()
 gc.collect()
-# What is here now stays: a collection in a worker would otherwise touch, and so copy, every shared page.
+# All objects that exist now stay: otherwise a collection in a worker would touch, and so copy, every shared page.
 gc.freeze()
-gc.enable()  # `uncollected` has switched it off
+gc.enable()  # `uncollected` has disabled it

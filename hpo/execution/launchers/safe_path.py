@@ -1,6 +1,8 @@
-"""Programs of ours import nothing from their working folder: it may be a study's, with its own `trainer.py`.
+"""Keeps programs that we start from importing modules of their working folder, which may be a study's, with its
+own `trainer.py`.
 
-They do where this program does: it may have found hpo itself there, or the packages that a study names.
+If this program imports from its working folder, so do they: hpo itself, or packages that a study names, may be
+there.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final
 from hpo.config.variables import in_environment
 
 _NAME: Final = "PYTHONSAFEPATH"
-#: Python looks only whether there is a value; this one is known for ours.
+#: Python only checks that there is a value; by this one we recognise our own.
 _OURS: Final = "hpo"
 
 
@@ -28,11 +30,11 @@ def looks_here() -> bool:
 
 
 def safe_path() -> AbstractContextManager[None]:
-    """A Python that is started inside looks for no modules in its working folder, where this one does not."""
+    """Keep a Python started in the block from importing from its working folder, unless this one does so."""
     return in_environment({} if looks_here() else {_NAME: os.environ.get(_NAME) or _OURS})
 
 
 def forget() -> None:
-    """Take back what `safe_path` has put into this program's environment: what it starts is the study's."""
+    """Undo what `safe_path` has put into this program's environment: the study's programs must not get it."""
     if os.environ.get(_NAME) == _OURS:
         del os.environ[_NAME]

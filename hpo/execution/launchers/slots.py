@@ -1,4 +1,4 @@
-"""What launchers have in common that have a slot for each worker: names, room, and the workers that live."""
+"""Base class of launchers with a slot for each worker: keeps labels, free slots and living workers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hpo.trial.resources import Slot
 
 
 class SlotWorker(Worker, Protocol):
-    """A worker that is asked itself what it has said."""
+    """A worker that reports its own changes."""
 
     def changes(self) -> Iterator[Said | WorkerEnded]:
-        """What it has said since this was last asked, and its end."""
+        """Its messages since the last call, and its end."""
 
 
 W = TypeVar("W", bound=SlotWorker)
 
 
 class SlotLauncher(ABC, Generic[W]):
-    """A launcher without `wait`; see `hpo.execution.launchers.launcher.Launcher`.
+    """A launcher except for `wait`; see `hpo.execution.launchers.launcher.Launcher`.
 
     Args:
         slots: A device and threads for each worker.
-        folder: For what workers print outside of trials, a file each.
-        first: Number of the first worker; other agents of the study have the others.
+        folder: For the workers' logs: what each prints outside of trials.
+        first: Number of the first worker; other agents of the study use other numbers.
 
     Attributes:
-        labelled: The slots, each by the name of its worker.
+        labelled: The slots by the label of their worker.
     """
 
     def __init__(self, slots: Sequence[Slot], folder: Path, first: int = 1) -> None:
@@ -50,7 +50,7 @@ class SlotLauncher(ABC, Generic[W]):
         """Start workers as far as there is room, each when the iterator comes to it.
 
         Args:
-            order: What they are to do.
+            order: What they do.
             count: How many at most.
 
         Raises:
@@ -70,7 +70,7 @@ class SlotLauncher(ABC, Generic[W]):
         """Start one worker."""
 
     def changes(self) -> Iterator[Said | WorkerEnded]:
-        """What has changed since this was last asked, without waiting; each worker's changes in their order."""
+        """What has changed since the last call, without waiting; each worker's changes are in order."""
         for worker in list(self._workers):
             for change in worker.changes():
                 if isinstance(change, WorkerEnded):

@@ -1,4 +1,4 @@
-"""Where a worker's process begins: the supervisor names this function, and need not import what a worker does."""
+"""Entry point of a worker's process: a supervisor can name it without importing what a worker needs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Imported by the fork server: it imports the modules that `imported_once` names for the study.
+"""Imported by the fork server, to import the modules that `imported_once` names for the study.
 
-One that can't be imported is passed over: a process that needs it imports it again, and says why it fails.
+A module that can't be imported is skipped: a process that needs it imports it again and reports the error.
 """
 
 import importlib

@@ -1,9 +1,7 @@
-"""Imported first by the fork server, whose environment then is a study's again.
+"""Imported first by the fork server: restores its environment for the study, and turns garbage collection off.
 
-No garbage is collected until `preload`, the last, has been imported.
-
-Modules are made to stay: looking through them for garbage, again and again, takes a sixth of the time of importing
-them.
+It stays off until `preload`, the last module, has been imported. What modules create stays anyway, and searching
+it for garbage again and again takes a sixth of the time of importing.
 """
 
 import gc
