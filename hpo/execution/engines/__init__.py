@@ -1,1 +1,1 @@
-"""Where agents run: `engine` is the interface, `by_name` reads the text of `--on`; a module for each engine."""
+"""Where agents run: `engine` is the interface, `by_name` reads the text of `--on`; each engine has a module."""

@@ -1,7 +1,7 @@
 """From the text of `--on` or `run.on` to an engine: ``slurm:partition=gpu,time=4h``, ``ray://HOST:PORT``.
 
-An engine's module has ``KEYS``, the names that may stand in its text, and ``make``, which gives the engine of an
-`Address`. It imports the engine's own packages in functions only: a text is checked where they are missing.
+An engine's module has ``KEYS``, the keys allowed in its text, and ``make``, which returns the engine of an
+`Address`. It imports the engine's own packages only inside functions, so that a text can be checked without them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpo.config.paths import suggest_name
 from hpo.errors import InputError
 from hpo.execution.engines.engine import Engine
 
-#: Kinds of engines, and the modules here that have them.
+#: Kinds of engines, and their modules in this package.
 _MODULES: Final = {"local": "local", "ray": "ray_engine", "k8s": "kubernetes", "slurm": "slurm"}
 
 
@@ -26,9 +26,9 @@ class Address:
     Attributes:
         text: The whole text, ``KIND[:PLACE][,key=value]…``.
         kind: The engine: ``local``, ``ray``, ``slurm`` or ``k8s``.
-        place: What stands before the first key, ``local`` in ``ray:local``; the whole URL in ``ray://HOST:PORT``;
-            empty where there is nothing.
-        options: The keys with their values. A value may have commas.
+        place: The part before the first key, such as ``local`` in ``ray:local``; the whole URL in
+            ``ray://HOST:PORT``; empty if there is none.
+        options: The keys with their values. A value may contain commas.
     """
 
     text: str
@@ -56,7 +56,7 @@ def address_of(text: str) -> Address:
     """Read the text of `--on`.
 
     Raises:
-        InputError: It names no engine, or a key that the engine does not have.
+        InputError: It names no engine; or a key is unknown to the engine, has no value, or is given twice.
     """
     kind, _, rest = text.strip().partition(":")
     if kind not in _MODULES:

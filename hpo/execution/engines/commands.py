@@ -1,4 +1,4 @@
-"""What engines ask by a command: one that does not answer in time is away, and so is one that can't be started."""
+"""Runs the commands of engines: an engine whose command times out or can't be started counts as away."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PATIENCE: Final = 60.0  # seconds
 def ended(
     command: Sequence[str], name: str, missing: str, *, given: str = "", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A command that has run to its end, whatever its exit code.
+    """Run a command to its end; returns its result, whatever the exit code.
 
     Args:
         command: The program and its arguments.
-        name: What an error calls it.
-        missing: What to say where the program is not on this machine.
+        name: Its name in errors.
+        missing: Text of the error if the program is not on this machine.
         given: Its standard input.
         env: Its environment; None: that of this process.
 

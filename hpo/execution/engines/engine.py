@@ -1,8 +1,8 @@
-"""What an engine is: it places agents on machines, reports what becomes of them, and ends them.
+"""The interface of an engine, which places agents on machines, reports what becomes of them, and ends them.
 
-An agent is a supervisor with its local workers, the process of `hpo worker`. A driver (`hpo run --on`) knows this
-interface and no more. No message goes between the driver and its agents: they work together through the study's
-database, and a driver that dies leaves its agents at work.
+An agent is a supervisor with its local workers: the process of `hpo worker`. A driver (`hpo run --on`) uses only
+this interface. Driver and agents exchange no messages: they work together through the study's database, and agents
+work on when their driver dies.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hpo.execution.launchers.safe_path import looks_here
 #: Environment variable in which an agent finds the id of its placement.
 PLACEMENT_ENV: Final = "HPO_PLACEMENT"
 #: Exit code of an agent or a driver that was asked to leave by a signal (an agent also by the end of its standard
-#: input) while there was work left: start it again, here or elsewhere (sysexits' EX_TEMPFAIL).
+#: input) while there was work left: it should be started again, here or elsewhere (sysexits' EX_TEMPFAIL).
 LEFT_EARLY: Final = 75
-#: Seconds that an agent waits before the driver says why: most wait for less.
+#: Seconds that an agent waits for a machine before the driver reports why; most wait less.
 LONG_WAIT: Final = 30.0
 
 
@@ -32,7 +32,7 @@ class EngineAwayError(StudyError):
 
 @dataclass(frozen=True)
 class Resources:
-    """What one agent needs; None leaves it to the engine.
+    """What one agent needs; None leaves the amount to the engine.
 
     Attributes:
         gpu: GPUs.
@@ -47,17 +47,17 @@ class Resources:
 
 @dataclass(frozen=True)
 class AgentOrder:
-    """What the agents of a study are to do: plain values, no secrets.
+    """What the agents of a study do: plain values, no secrets.
 
     Attributes:
-        study: The study file, absolute.
+        study: Absolute path of the study file.
         name: The study's name.
-        logs: Folder for what agents print, absolute; on a disk that all machines share.
+        logs: Absolute path of the folder for agents' logs, on a disk that all machines share.
         arguments: Further arguments of `hpo worker` (overrides, ``--output-dir``, …), never a URL with a password.
         workers: Worker processes of one agent; None: as many as its machine has room for.
-        resources: Of one agent.
-        environment: Names of the environment variables that have to reach an agent, not their values. An engine
-            gets the values from its own store of secrets, or from the environment of the driver.
+        resources: The resources of one agent.
+        environment: Names (not values) of the environment variables that must reach an agent. An engine gets the
+            values from its own store of secrets, or from the environment of the driver.
     """
 
     study: Path
@@ -70,32 +70,34 @@ class AgentOrder:
 
     @property
     def key(self) -> str:
-        """Ten hexadecimal digits that differ between studies: of the name and the folder with its output.
+        """Ten hexadecimal digits that differ between studies: a hash of the name and the folder of logs.
 
-        One study file serves many studies (``--output-dir``), and a machine that it is sent to has it elsewhere.
+        The path of the study file would not do: one file serves many studies (``--output-dir``), and has another
+        path on a machine that it is sent to.
         """
         return hashlib.sha256(f"{self.name}\n{self.logs}".encode()).hexdigest()[:10]
 
     def command(self, *program: str) -> list[str]:
-        """The command of one agent, without a shell's quotes.
+        """The command of one agent, as a list of words without shell quoting.
 
         Args:
-            program: What starts hpo where the agent is placed; this Python's hpo when left out.
+            program: The command that starts hpo where the agent is placed; if left out, hpo of this Python.
         """
         workers = () if self.workers is None else ("--workers", str(self.workers))
         return [*(program or HPO), "worker", str(self.study), *workers, *self.arguments]
 
     def log(self, placement: Placement) -> Path:
-        """The file with what an agent prints, by the last part of its id."""
+        """The file for what an agent prints, named by the last part of its id."""
         return self.logs / f"agent-{placement.id.rpartition('-')[2]}.log"
 
 
 def driver_command(command: Sequence[str]) -> list[str]:
-    """The command of a driver that is submitted, from its arguments after ``hpo``."""
+    """The command of a submitted driver, from its arguments after ``hpo``."""
     return [*HPO, *command]
 
 
-#: What starts hpo with the Python that runs now, and with what it finds; see `launchers.safe_path`.
+#: Starts hpo with the current Python; with ``-P`` if this one imports nothing from its working folder either
+#: (see `launchers.safe_path`).
 HPO: Final = (sys.executable, *(() if looks_here() else ("-P",)), "-m", "hpo")
 
 
@@ -104,8 +106,8 @@ class Placement:
     """One agent as its engine knows it.
 
     Attributes:
-        id: Unique for ever, as ``slurm:1234_0`` or ``local:<pid>:<start>``. The agent finds it in its environment
-            as ``HPO_PLACEMENT``, and registers under it.
+        id: Unique for ever, such as ``slurm:1234_0`` or ``local:<key of the order>-<random>``. The agent finds it
+            in its environment as ``HPO_PLACEMENT``, and registers under it.
     """
 
     id: str
@@ -121,13 +123,13 @@ class Running:
 
 @dataclass(frozen=True)
 class Ended:
-    """An agent has ended, and will not start again.
+    """An agent has ended, and the engine will not start it again.
 
     Attributes:
         placement: The agent.
         cause: Why, for people.
-        in_order: It ended by itself, with exit code 0.
-        asked: It was asked to end, perhaps not by the driver, and has done so.
+        in_order: It ended by itself with exit code 0, or was taken back before it had a machine.
+        asked: It ended because it was asked to, perhaps by someone other than the driver.
     """
 
     placement: Placement
@@ -142,7 +144,7 @@ class Preempted:
 
     Attributes:
         placement: The agent.
-        requeued: The engine itself starts it again; then it is still placed.
+        requeued: The engine itself starts it again, so it is still placed.
     """
 
     placement: Placement
@@ -151,9 +153,9 @@ class Preempted:
 
 @dataclass(frozen=True)
 class NodeGone:
-    """An agent's machine is gone: as far as the engine knows, what ran there can write no more. It has ended.
+    """An agent has ended because its machine is gone, so that, as far as the engine knows, it can write no more.
 
-    Where the engine is wrong, fencing keeps what is still written from doing harm.
+    If the engine is wrong, fencing keeps later writes from doing harm.
     """
 
     placement: Placement
@@ -178,12 +180,12 @@ Change = Running | Waits | Ended | Preempted | NodeGone
 
 @dataclass
 class Waiting:
-    """What an agent waits for, as an engine has seen it again and again.
+    """Tracks why an agent waits, so that an engine can report long waits once.
 
     Attributes:
-        cause: Why it waits; empty where it does not.
-        since: When that was first seen, on the engine's clock.
-        said: The last cause that was reported of this wait.
+        cause: Why it waits; empty if it does not.
+        since: When this cause was first seen, on the engine's clock.
+        said: The last cause that was reported for this wait.
     """
 
     cause: str = ""
@@ -191,7 +193,7 @@ class Waiting:
     said: str = ""
 
     def is_news(self, cause: str, now: float) -> bool:
-        """Take in why the agent waits now; whether that is to be reported: once, and only after a long wait."""
+        """Note why the agent waits now; returns whether to report it: once, and only after a long wait."""
         if cause != self.cause:
             self.cause, self.since = cause, now
         self.said = self.said if cause else ""
@@ -202,36 +204,39 @@ class Waiting:
 
 
 class Engine(Protocol):
-    """Places agents. A method raises `EngineAwayError` where the engine does not answer, `StudyError` for good."""
+    """Places agents.
+
+    A method raises `EngineAwayError` if the engine does not answer for now, `StudyError` for a lasting problem.
+    """
 
     @property
     def agents(self) -> int:
-        """How many agents there are to be where a person gives no number: by its keys, as ``nodes=4``, or one."""
+        """The number of agents if a person gives none: from a key such as ``nodes=4``, or the engine's default."""
 
     def place(self, order: AgentOrder, count: int) -> list[Placement]:
-        """Place this many agents, or queue them where there is no room yet."""
+        """Place this many agents; those without room wait in the engine's queue."""
 
     def changes(self) -> Iterator[Change]:
-        """What has changed about placed and found agents since this was last asked, without waiting long.
+        """What has changed about placed and found agents since the last call, without waiting long.
 
-        The driver asks every second; an engine that is costly to ask asks it less often. Where this raises, what
-        it has yielded before is known, and the next call reports the rest.
+        The driver calls this every second; an implementation whose engine is costly to query does so less often.
+        If this raises, the changes that it has yielded count, and the next call reports the rest.
         """
 
     def find(self, order: AgentOrder) -> list[Placement]:
         """The agents that an earlier driver has placed for this study, queued or running.
 
-        `changes` reports on them as on placed ones, and `Running` once for each that runs.
+        `changes` reports on them as on placed agents, with a `Running` for each that already runs.
         """
 
     def drain(self, placements: Sequence[Placement]) -> None:
-        """Ask agents to requeue their trials and to leave (SIGTERM or the like); queued ones are taken back.
+        """Ask agents to requeue their trials and to leave (SIGTERM or similar); take queued agents back.
 
-        The end of each is reported by `changes`. One that has ended needs no asking.
+        `changes` reports the end of each. Agents that have ended are ignored.
         """
 
     def kill(self, placements: Sequence[Placement]) -> None:
-        """End agents at once; `changes` reports it."""
+        """Kill agents; `changes` reports their end."""
 
     def logs(self, placement: Placement) -> str:
         """Where an agent's output is: a file's path, or a command that shows it."""
@@ -240,15 +245,15 @@ class Engine(Protocol):
         """What `--dry-run` prints: readable, and complete enough to place agents without a driver."""
 
     def submit(self, command: Sequence[str], order: AgentOrder) -> str:
-        """Start a driver as a job of the engine; the job's id.
+        """Start a driver as a job of the engine; returns the job's id.
 
         Args:
-            command: Its arguments after ``hpo``.
-            order: Of the agents that it will place; its ``environment`` must reach the driver, too.
+            command: The driver's arguments after ``hpo``.
+            order: The order for the agents that it will place; its ``environment`` must reach the driver too.
         """
 
     def driver_script(self, command: Sequence[str], order: AgentOrder) -> str:
-        """What `hpo submit --dry-run` prints: `submit` as a script."""
+        """What `hpo submit --dry-run` prints: a script that does what `submit` does."""
 
     def close(self) -> None:
-        """Let the connection to the engine go; agents stay."""
+        """Close the connection to the engine; agents stay."""

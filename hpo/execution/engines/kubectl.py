@@ -1,4 +1,4 @@
-"""kubectl, the program that speaks to a Kubernetes cluster with a person's rights, or with its pod's."""
+"""Runs kubectl, which talks to a Kubernetes cluster with the rights of the person or of the pod."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hpo.errors import StudyError
 from hpo.execution.engines.commands import ended
 from hpo.execution.engines.engine import EngineAwayError
 
-_SHOWN: Final = 100  # characters of an answer that can't be read
+_SHOWN: Final = 100  # characters of an unreadable answer that an error shows
 _MISSING: Final = (
     "kubectl, which speaks to the cluster, is not on this machine\n"
     "  fix: install it, or add `--dry-run` and apply what it prints where kubectl is"
 )
-#: What kubectl prints where the API server can't be reached, or has too much to do.
+#: What kubectl prints if the API server can't be reached or is overloaded.
 _AWAY: Final = re.compile(
     r"was refused|no route to host|i/o timeout|handshake timeout|deadline exceeded|Client\.Timeout"
     r"|connection reset|connection lost|broken pipe|\bEOF\b|server misbehaving|failure in name resolution"
@@ -26,14 +26,14 @@ _AWAY: Final = re.compile(
 
 
 class Kubectl:
-    """Commands in one namespace.
+    """Runs commands in one namespace.
 
-    Where a look has been answered before, one that fails will be answered again, whatever is said: a name server,
-    or what renews a token, may be away.
+    Once `look` has succeeded, any later failure of it counts as temporary, whatever the error says: a name server,
+    or the service that renews tokens, may be away.
 
     Args:
         namespace: The namespace.
-        program: The program and what stands before each command.
+        program: The program, with arguments that come before each command.
     """
 
     def __init__(self, namespace: str, program: Sequence[str] = ("kubectl",)) -> None:
@@ -42,14 +42,14 @@ class Kubectl:
         self._has_answered = False
 
     def apply(self, objects: Iterable[dict[str, Any]]) -> list[str]:
-        """Make objects, or change those that are there; their names, as ``job.batch/NAME``."""
+        """Create or change objects; returns their names, such as ``job.batch/NAME``."""
         manifest = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        # On the server: the client's way stores a second copy of an object in its annotations, which are small.
+        # Server-side: the client would store a second copy of each object in its annotations, which are small.
         command = ["apply", "--server-side", "--field-manager=hpo", "--output=name", "--filename=-"]
         return self._run(command, json.dumps(manifest)).split()
 
     def look(self, kinds: str, selector: str) -> list[dict[str, Any]]:
-        """The objects of these kinds that have these labels."""
+        """The objects of these kinds that match a label selector."""
         try:
             answer = self._run(["get", kinds, f"--selector={selector}", "--output=json"])
         except StudyError as error:
@@ -64,7 +64,7 @@ class Kubectl:
         return items
 
     def delete(self, kind: str, *options: str) -> None:
-        """Delete objects of a kind, chosen by name or label; those that are gone are no error."""
+        """Delete objects of a kind, chosen by name or label; objects that are gone already are no error."""
         self._run(["delete", kind, *options, "--ignore-not-found", "--wait=false"])
 
     def _run(self, command: Sequence[str], given: str = "") -> str:

@@ -1,7 +1,8 @@
-"""Agents in Kubernetes: a driver places each as an Indexed Job of one pod; `--dry-run` prints one Job of many.
+"""Agents in Kubernetes: a driver places each as an Indexed Job with one pod; `--dry-run` prints one Job for all.
 
-A Job for each agent, so that each can be drained by itself: no index of a Job can be ended without being replaced.
-Kubernetes starts an agent again that it has taken away; it does not one that failed, which the driver replaces.
+Each agent has its own Job so that it can be drained alone: a pod of a larger Job can't be ended without being
+replaced. Kubernetes restarts an agent whose pod it has taken away. It does not restart one that has failed; the
+driver replaces that.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from hpo.execution.engines.kubernetes_settings import KEYS, Settings, settings_o
 __all__ = ["KEYS", "KubernetesEngine", "make"]
 
 _INTERVAL: Final = 3.0  # seconds between two looks at the cluster
-_OVERDUE: Final = 30.0  # seconds after its grace in which a node says that a pod has ended
-_RETRIES: Final = 3  # of an agent that no driver replaces
+_OVERDUE: Final = 30.0  # seconds after a pod's grace in which its node must confirm that it has ended
+_RETRIES: Final = 3  # of an agent without a driver that would replace it
 
 
 def make(address: Address) -> KubernetesEngine:
@@ -62,13 +63,13 @@ def make(address: Address) -> KubernetesEngine:
 
 @dataclass
 class _Known:
-    """What has been reported of an agent.
+    """What has been reported about an agent.
 
     Attributes:
         ran: Pods that were reported as running.
         taken: Pods that were reported as taken away.
-        asked: When each pod was first seen to leave, on the monotonic clock.
-        waiting: What its latest pod waits for.
+        asked: When each pod was first seen being deleted, on the engine's clock.
+        waiting: Why its latest pod waits.
     """
 
     ran: set[str] = field(default_factory=set)
@@ -78,12 +79,12 @@ class _Known:
 
 
 class KubernetesEngine:
-    """Places agents as Jobs, by kubectl.
+    """Places agents as Jobs, with kubectl.
 
     Args:
-        settings: Where, and with what.
-        kubectl: Speaks to the cluster; None: the program of this name.
-        clock: Seconds that pass.
+        settings: Where, and with which image, volume and so on.
+        kubectl: Talks to the cluster; None: runs the program kubectl.
+        clock: The current time in seconds, from any start.
 
     Attributes:
         agents: One.
@@ -103,7 +104,7 @@ class KubernetesEngine:
         self._next_look = 0.0
 
     def place(self, order: AgentOrder, count: int) -> list[Placement]:
-        """Make a Job for each agent; they wait where there is no room."""
+        """Make a Job for each agent; Jobs without room wait in the cluster."""
         names = [job_name(order, secrets.token_hex(3)) for _ in range(count)]
         jobs = [agents_job(order, self._settings, name, count=1, role="agent", retries=0) for name in names]
         self._kubectl.apply(self._with_files(order, jobs))
@@ -112,7 +113,7 @@ class KubernetesEngine:
         return placed
 
     def changes(self) -> Iterator[Change]:
-        """What Jobs and pods say, at most every three seconds."""
+        """The changes that Jobs and pods show; looks at most every three seconds."""
         if not (self._known or self._given_up) or self._clock() < self._next_look:
             return
         self._delete_given_up()
@@ -131,12 +132,12 @@ class KubernetesEngine:
         return placements
 
     def drain(self, placements: Sequence[Placement]) -> None:
-        """Delete their Jobs: their pods get SIGTERM and their grace."""
-        if placements:  # a Job that waits for its pods stays visible until the last one has ended
+        """Delete their Jobs: the pods get SIGTERM and their grace period."""
+        if placements:  # foreground: a Job stays visible until its last pod has ended
             self._kubectl.delete("jobs", *map(_job_of, placements), "--cascade=foreground")
 
     def kill(self, placements: Sequence[Placement]) -> None:
-        """Delete their Jobs, and their pods with a second of grace."""
+        """Delete their Jobs, and their pods with one second of grace."""
         self.drain(placements)
         if placements:
             selector = f"{JOB_LABEL} in ({','.join(map(_job_of, placements))})"
@@ -147,7 +148,7 @@ class KubernetesEngine:
         return f"kubectl logs --namespace={self._settings.namespace} job/{_job_of(placement)}"
 
     def script(self, order: AgentOrder, count: int) -> str:
-        """One Indexed Job of all agents, and what has to be there before it."""
+        """One Indexed Job for all agents, with comments on what it needs."""
         name = job_name(order)
         job = agents_job(order, self._settings, name, count=count, role="script", retries=_RETRIES)
         what = f"{count} agents of the study {order.name}; Kubernetes replaces them, and no driver is needed."
@@ -167,7 +168,7 @@ class KubernetesEngine:
         return made[-1].rpartition("/")[2]
 
     def driver_script(self, command: Sequence[str], order: AgentOrder) -> str:
-        """The driver's Job with the rights that it needs, and what has to be there before it."""
+        """The driver's Job and the rights that it needs, with comments on what must exist before."""
         lines = [
             f"The driver of the study {order.name}, which places its agents.",
             "Its image needs kubectl: docker build --build-arg KUBECTL_VERSION=v1.33.0",
@@ -177,7 +178,7 @@ class KubernetesEngine:
         return _commented(lines) + as_yaml(self._driver(command, order))
 
     def close(self) -> None:
-        """Delete what no look came to any more; nothing else is held."""
+        """Delete Jobs that have been given up since the last look; nothing else needs closing."""
         with contextlib.suppress(StudyError):
             self._delete_given_up()
 
@@ -201,7 +202,7 @@ class KubernetesEngine:
         return self._with_files(order, driver_job(order, self._settings, name, command))
 
     def _with_files(self, order: AgentOrder, objects: Sequence[Object]) -> list[Object]:
-        """The objects, behind the ConfigMap of the study's files where they are shipped."""
+        """The objects; if the study's files are shipped, after the ConfigMap that holds them."""
         if self._settings.files != "configmap":
             return list(objects)
         config_map, items = files_object(order, self._settings)
@@ -243,7 +244,7 @@ class KubernetesEngine:
                 yield Waits(placement, cause)
 
     def _wait_of(self, placement: Placement, state: AgentState) -> str:
-        """Why an agent waits; empty where it does not. Why a Job gets no pod, its events alone know."""
+        """Why an agent waits; empty if it does not. Only a Job's events say why it gets no pod."""
         if state.pods or state.leaving:
             return state.pods[-1].unscheduled if state.pods else ""
         shown = f"kubectl describe --namespace={self._settings.namespace} job/{_job_of(placement)}"
@@ -259,7 +260,7 @@ class KubernetesEngine:
             yield Preempted(placement, requeued=True)
 
     def _gone(self, placement: Placement, pod: Pod) -> NodeGone | None:
-        """The end of a pod whose node the cluster has given up, or that does not confirm the end in time."""
+        """The loss of a pod whose node the cluster has given up, or does not confirm the pod's end in time."""
         if not pod.host or pod.ended:
             return None
         if pod.disrupted == "DeletionByPodGC":
@@ -270,7 +271,10 @@ class KubernetesEngine:
         return NodeGone(placement, pod.host) if self._clock() > asked + pod.leaving + _OVERDUE else None
 
     def _give_up(self, placement: Placement) -> None:
-        """Let Kubernetes not start it again; asked at the next look or at the end, an error loses no change."""
+        """Forget an agent and delete its Job, so that Kubernetes does not restart it.
+
+        The Job is deleted at the next look or at `close`, where an error loses no change.
+        """
         del self._known[placement]
         self._given_up.append(_job_of(placement))
 

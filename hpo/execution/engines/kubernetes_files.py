@@ -1,4 +1,4 @@
-"""The study's folder as a ConfigMap, for agents on machines that do not share it."""
+"""Packs the study's folder into a ConfigMap, for agents on machines that do not share the folder."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpo.execution.engines.engine import AgentOrder
 from hpo.execution.engines.kubernetes_manifest import Object, metadata
 from hpo.execution.engines.kubernetes_settings import Settings
 
-#: Bytes that a ConfigMap may have; with their encoding, they take four thirds of it.
+#: The most bytes of files that a ConfigMap may hold; encoded, they take four thirds of that.
 _MOST: Final = 750_000
 
 
 def files_object(order: AgentOrder, settings: Settings) -> tuple[Object, dict[str, str]]:
-    """A ConfigMap with the files of the study's folder, named by their content, and the path of each of its keys.
+    """A ConfigMap with the files of the study's folder, and the path of the file for each of its keys.
 
-    Hidden files, compiled ones and the output folder are left out.
+    Its name contains a hash of the files. Hidden files, compiled files and the output folder are left out.
 
     Raises:
         StudyError: The files are too large for a ConfigMap, or can't be read.

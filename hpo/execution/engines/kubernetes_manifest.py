@@ -1,7 +1,7 @@
-"""The objects that agents are in Kubernetes, as plain values and as YAML.
+"""Builds the Kubernetes objects for agents and drivers, as plain values and as YAML.
 
-Jobs need Kubernetes 1.29 or later: ``podFailurePolicy`` lets a preempted pod cost no retry, and
-``backoffLimitPerIndex`` keeps one agent that fails from ending the others.
+Jobs need Kubernetes 1.29 or later: with ``podFailurePolicy`` a preempted pod costs no retry, and with
+``backoffLimitPerIndex`` an agent that fails does not end the others.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ Object = dict[str, Any]
 
 #: Label of everything that belongs to a study; its value is the order's key.
 STUDY_LABEL: Final = "hpo/study"
-#: Label of a pod: the Job that it is of.
+#: Label of a pod; its value is the name of its Job.
 JOB_LABEL: Final = "hpo/job"
-#: Label: ``agent`` is what a driver has placed, ``script`` what a person has applied; ``driver``, ``files``.
+#: Label: ``agent`` (placed by a driver), ``script`` (agents applied by a person), ``driver`` or ``files``.
 ROLE_LABEL: Final = "hpo/role"
 
 _INDEX_ENV: Final = "HPO_INDEX"
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
-_GONE_AFTER: Final = 30  # seconds that a pod stays on a node which does not answer, before it is given up
-_KEPT: Final = 24 * 3600  # seconds that a Job which has ended can be looked at
+_GONE_AFTER: Final = 30  # seconds after which a pod on a node that does not answer is given up
+_KEPT: Final = 24 * 3600  # seconds for which a Job that has ended is kept
 _CONTAINER: Final = "hpo"
 _FILES_VOLUME: Final = "files"
 
 
 def job_name(order: AgentOrder, suffix: str = "") -> str:
-    """A Job's name: at most 63 characters with its pod's index."""
+    """A Job's name, short enough that with a pod's index it has at most 63 characters."""
     slug = re.sub(r"[^a-z0-9]+", "-", order.name.lower())[:24].strip("-")
     return "-".join(filter(None, ["hpo", slug, order.key, suffix]))
 
 
 def placement_id(settings: Settings, job: str, index: int | str = 0) -> str:
-    """The id of the agent that a Job has at an index."""
+    """The placement id of a Job's agent at an index."""
     return f"k8s:{settings.namespace}/{job}/{index}"
 
 
@@ -50,16 +50,16 @@ def agents_job(order: AgentOrder, settings: Settings, name: str, *, count: int, 
     """An Indexed Job with an agent at each index.
 
     Args:
-        order: What the agents are to do.
-        settings: Where.
+        order: What the agents do.
+        settings: Where they run.
         name: The Job's name.
         count: How many agents.
         role: Value of its role label.
-        retries: Pods of an index that may fail before the index does. Pods that the cluster takes away, and agents
-            that were asked to leave, cost none.
+        retries: How many pods of an index may fail before the index fails. Pods that the cluster takes away, and
+            agents that were asked to leave, do not count.
 
     Raises:
-        StudyError: The study's folder or the output folder is not on the claim.
+        InputError: The study's folder or the output folder is not on the claim.
     """
     pod = _pod(order, settings, order.command("hpo")[1:])
     pod["automountServiceAccountToken"] = False
@@ -78,7 +78,7 @@ def agents_job(order: AgentOrder, settings: Settings, name: str, *, count: int, 
 
 
 def driver_job(order: AgentOrder, settings: Settings, name: str, command: Sequence[str]) -> list[Object]:
-    """The driver as a Job, behind the service account with the rights that it needs unless one is given.
+    """The driver's Job, preceded by a service account with the rights that it needs, unless one is given.
 
     Its agents work on when its pod is moved, and its next pod finds them again.
     """
@@ -90,7 +90,7 @@ def driver_job(order: AgentOrder, settings: Settings, name: str, command: Sequen
 
 
 def resources_of(resources: Resources, settings: Settings) -> Object:
-    """Requests and limits of a container; GPUs are whole ones in Kubernetes, so a part counts as one."""
+    """Requests and limits of a container; Kubernetes has whole GPUs only, so fractions are rounded up."""
     amounts: dict[str, str] = {}
     if resources.cpu is not None:
         amounts["cpu"] = f"{math.ceil(resources.cpu * 1000)}m"
@@ -105,7 +105,8 @@ def mount_of(order: AgentOrder, settings: Settings) -> Path:
     """Where the claim is mounted.
 
     Raises:
-        InputError: The output folder, or the study's folder where it has to be, is not on it.
+        InputError: The output folder, or the study's folder if it must be there, is not on the claim; or the claim
+            would hide the study's folder.
     """
     output = order.logs.parent
     on_claim = settings.files == "claim"
@@ -126,12 +127,12 @@ def mount_of(order: AgentOrder, settings: Settings) -> Path:
 
 
 def _pod(order: AgentOrder, settings: Settings, arguments: Sequence[str]) -> Object:
-    """The pod of one process of hpo that has the study's folder, the claim and the Secret."""
+    """A pod with one process of hpo, which has the study's folder, the claim and the Secret."""
     folder, mount = str(order.study.parent), str(mount_of(order, settings))
     mounts = [{"name": "claim", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}]
     volumes: list[Object] = [
         {"name": "claim", "persistentVolumeClaim": {"claimName": settings.claim}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # of data loaders; it counts as the container's memory
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # for data loaders; counts as the container's memory
     ]
     container = {
         "name": _CONTAINER,
@@ -146,8 +147,8 @@ def _pod(order: AgentOrder, settings: Settings, arguments: Sequence[str]) -> Obj
     pod: Object = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": settings.grace,
-        "shareProcessNamespace": True,  # the pod's first process buries what a killed one leaves
-        "enableServiceLinks": False,  # or a service named hpo would set variables that begin with HPO_
+        "shareProcessNamespace": True,  # the pod's first process reaps what a killed process leaves
+        "enableServiceLinks": False,  # else a service named hpo would set variables that begin with HPO_
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": settings.user,
@@ -171,7 +172,7 @@ def _pod(order: AgentOrder, settings: Settings, arguments: Sequence[str]) -> Obj
 
 
 def _copying(settings: Settings, study: Object) -> Object:
-    """Copies the study's files: a ConfigMap's are links, and read-only."""
+    """An init container that copies the study's files: a ConfigMap's files are links, and read-only."""
     return {
         "name": "copy-files",
         "image": settings.image,
@@ -182,7 +183,7 @@ def _copying(settings: Settings, study: Object) -> Object:
 
 
 def with_files(job: Object, config_map: str, items: Mapping[str, str]) -> Object:
-    """The Job with the volume of the ConfigMap that its pod copies; ``items`` are its keys' paths."""
+    """Add the ConfigMap's volume to a Job, whose pod copies it; ``items``: the path for each of its keys."""
     volume = {
         "name": _FILES_VOLUME,
         "configMap": {
@@ -235,7 +236,7 @@ def _narrow() -> Object:
 
 
 def _given_up(what: str) -> Object:
-    """A pod leaves its node so soon after the cluster has missed it, instead of after five minutes."""
+    """A toleration: the pod is given up `_GONE_AFTER` seconds after its node stops answering, not five minutes."""
     key = f"node.kubernetes.io/{what}"
     return {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _GONE_AFTER}
 
@@ -271,18 +272,18 @@ def _rights(settings: Settings, account: str) -> list[Object]:
 
 
 def _literal(word: str) -> str:
-    """An argument as it is: Kubernetes would put a variable's value for ``$(NAME)``, and ``$`` for ``$$``."""
+    """Escape an argument: Kubernetes replaces ``$(NAME)`` by a variable's value, and ``$$`` by ``$``."""
     return word.replace("$", "$$")
 
 
 class Quoted(str):
-    """Text that stands in quotes in YAML, whatever it looks like."""
+    """Text that is always quoted in YAML, whatever it looks like."""
 
     __slots__ = ()
 
 
 class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - what stands twice is written twice
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - an object that occurs twice is written twice
         return True
 
 

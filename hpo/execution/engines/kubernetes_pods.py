@@ -1,4 +1,4 @@
-"""What a Job and its pod say about the agent that they are."""
+"""Reads the state of agents from their Jobs and pods."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, Final
 
 from hpo.execution.engines.kubernetes_manifest import JOB_LABEL, Object
 
-#: Why a container can't be started until a person changes something; a pull that fails is tried a few times first.
+#: Reasons why a container can't start until a person changes something; a failed pull has been retried by then.
 _STUCK: Final = frozenset({"ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"})
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One of an agent's pods, which follow each other.
+    """One of an agent's pods, of which there is one after the other.
 
     Attributes:
-        uid: Its identity.
-        host: The node that it is on; empty while it waits for one.
+        uid: Its unique id.
+        host: Its node; empty while it waits for one.
         started: Its container runs, or has run.
-        leaving: Seconds of grace after the request to leave; None where there is none.
-        disrupted: Why the cluster takes it away, as ``PreemptionByScheduler``; empty where it does not.
-        stuck: Why it can't start before a person changes something; empty where it can.
-        unscheduled: Why no node takes it for now; empty where one has, or that is not known yet.
-        ended: How its container has ended, for people; empty where it has not.
-        refused: Why it has failed, in its node's words; empty where it has not, or the node gives no reason.
+        leaving: Its grace period in seconds, if it is being deleted; else None.
+        disrupted: Why the cluster takes it away, such as ``PreemptionByScheduler``; empty if it does not.
+        stuck: Why it can't start until a person changes something; empty if it can.
+        unscheduled: Why no node takes it for now; empty if one has, or if that is not known yet.
+        ended: How its container has failed, for people; empty if it has not.
+        refused: Why it has failed, in its node's words; empty if it has not, or the node gives no reason.
     """
 
     uid: str
@@ -46,7 +46,7 @@ class AgentState:
     Attributes:
         leaving: Its Job is being deleted.
         succeeded: It left by itself, with exit code 0.
-        failed: Why its Job has failed; empty where it has not.
+        failed: Why its Job has failed; empty if it has not.
         pods: Its pods, oldest first.
     """
 
@@ -57,7 +57,7 @@ class AgentState:
 
 
 def states(objects: Iterable[Object]) -> dict[str, AgentState]:
-    """The agents among Jobs and pods, by their Jobs' names."""
+    """The state of each agent, read from Jobs and pods, by the name of its Job."""
     items = list(objects)
     found = {item["metadata"]["name"]: _state(item) for item in items if item["kind"] == "Job"}
     pods = [item for item in items if item["kind"] == "Pod"]
@@ -112,7 +112,7 @@ def _stuck(containers: Iterable[Object]) -> str:
 
 
 def _unbound(pod: Object) -> str:
-    """A claim that is not there, which would let the pod wait for ever."""
+    """Why the pod would wait for ever for a claim that does not exist; empty if it does not."""
     for condition in pod.get("status", {}).get("conditions", []):
         message = str(condition.get("message", ""))
         if condition["type"] == "PodScheduled" and "persistentvolumeclaim" in message and "not found" in message:
@@ -136,13 +136,13 @@ def _ended(containers: Iterable[Object]) -> str:
         end = container.get("state", {}).get("terminated") or {}
         if end.get("exitCode"):
             reason, message = end.get("reason"), end.get("message")
-            said = f"{reason}: {message}" if message else reason  # what could not start has no log
+            said = f"{reason}: {message}" if message else reason  # a container that could not start has no log
             why = f" ({said})" if reason and reason != "Error" else ""
             return f"{container['name']} ended with exit code {end['exitCode']}{why}"
     return ""
 
 
 def _refused(status: Object) -> str:
-    """Why a node has ended a pod whose containers may say nothing: it has not even let them start."""
+    """Why a node has failed a pod; its containers may say nothing, because the node has not let them start."""
     said = [str(status[key]) for key in ("reason", "message") if status.get(key)]
     return ": ".join(["its pod has failed", *said]) if said and status.get("phase") == "Failed" else ""

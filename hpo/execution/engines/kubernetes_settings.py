@@ -1,4 +1,4 @@
-"""What a person writes after `--on k8s:`, checked."""
+"""Reads and checks the settings that a person writes after `--on k8s:`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpo.config.schema_types import in_seconds
 from hpo.errors import InputError
 from hpo.execution.engines.by_name import Address
 
-#: What may stand in `--on k8s:…`.
+#: The keys of `--on k8s:…`.
 KEYS: Final = (
     "image",
     "volume-claim",
@@ -37,18 +37,18 @@ class Settings:
     """Where agents are placed in a cluster.
 
     Attributes:
-        image: Container image with hpo in it, and what the study's code imports.
-        claim: Volume claim (ReadWriteMany) that every agent mounts; results are on it.
-        mount: Where it is mounted; None: at the study's folder, or where ``files`` are not on it, at the folder
-            that the output folder is in.
-        files: Where an agent has the study's folder from: the ``claim``, a ``configmap`` or the ``image``.
-        secret: Secret whose keys are environment variables of an agent.
-        namespace: Of all objects.
+        image: Container image that has hpo and what the study's code imports.
+        claim: Volume claim (ReadWriteMany) that every agent mounts, for results.
+        mount: Where the claim is mounted. None: at the study's folder; if ``files`` is not ``claim``, at the
+            parent of the output folder.
+        files: Where an agent gets the study's folder from: the ``claim``, a ``configmap`` or the ``image``.
+        secret: Secret whose keys become environment variables of an agent.
+        namespace: Namespace of all objects.
         grace: Seconds between SIGTERM and SIGKILL, for checkpoints.
         user: User and group id of the containers, and the group of the claim's files.
-        priority: Priority class, by which the cluster preempts; empty for its default.
-        account: Service account of a driver in the cluster; empty: one is made with its rights.
-        gpu: The resource that counts GPUs.
+        priority: Priority class, by which the cluster preempts; empty for the cluster's default.
+        account: Service account of a driver in the cluster; empty: one is made with the rights that it needs.
+        gpu: Name of the resource that counts GPUs.
     """
 
     image: str
@@ -68,7 +68,7 @@ def settings_of(address: Address) -> Settings:
     """The settings of an address.
 
     Raises:
-        InputError: A key is missing, or a value is none that Kubernetes takes.
+        InputError: A key is missing, or Kubernetes does not accept a value.
     """
     if address.place:
         fix = "the cluster is kubectl's current context; write k8s:image=…,volume-claim=…"

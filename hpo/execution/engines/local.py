@@ -1,7 +1,7 @@
-"""Agents as processes of this machine, each in a session of its own: they live on when their driver dies.
+"""Agents as processes on this machine, each in a session of its own, so that they outlive their driver.
 
-Nothing about them is stored: an agent is the first process of its session, and has been started with the id of its
-placement in its environment, where any other driver finds it. What an agent starts is started without that.
+Nothing about them is stored. An agent is the first process of its session, and was started with the id of its
+placement in its environment, where any other driver finds it; the processes that it starts do not inherit that.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from hpo.execution.messages import REQUESTS
 from hpo.storage.machine import host_name
 from hpo.wording import count_of
 
-#: What may stand in `--on local:…`.
+#: The keys of `--on local:…`: there are none.
 KEYS: Final[tuple[str, ...]] = ()
 
-#: Seconds between two looks at a process that is being started.
+#: Seconds between two checks of a process that is being started.
 _LOOK: Final = 0.001
 
 
@@ -85,7 +85,7 @@ class LocalEngine:
         return placed
 
     def changes(self) -> Iterator[Change]:
-        """Who has started or ended since this was last asked."""
+        """The agents that have started or ended since the last call."""
         new, self._new = self._new, []
         for placement in new:
             yield Running(placement, host_name())
@@ -117,7 +117,7 @@ class LocalEngine:
                 agent.terminate()
 
     def kill(self, placements: Sequence[Placement]) -> None:
-        """Kill each agent with all processes below it."""
+        """Kill each agent with all its child processes."""
         for agent in self._living(placements):
             with contextlib.suppress(psutil.NoSuchProcess):
                 agent.suspend()  # so that it starts nothing meanwhile
@@ -132,7 +132,7 @@ class LocalEngine:
         return str(self._logs[placement])
 
     def script(self, order: AgentOrder, count: int) -> str:
-        """A shell script that starts agents which outlive the terminal."""
+        """A shell script that starts agents, which outlive the terminal."""
         log = shlex.quote(str(order.logs / "agent"))
         return "\n".join(
             [
@@ -146,7 +146,7 @@ class LocalEngine:
         )
 
     def submit(self, command: Sequence[str], order: AgentOrder) -> str:
-        """Start the driver in a session of its own; its process id."""
+        """Start the driver in a session of its own; returns its process id."""
         return str(_start(driver_command(command), _driver_log(order), {}))
 
     def driver_script(self, command: Sequence[str], order: AgentOrder) -> str:
@@ -161,7 +161,7 @@ class LocalEngine:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing needs closing."""
 
     def _take_in(self, order: AgentOrder, placement: Placement, process: psutil.Process) -> None:
         self._agents[placement] = process
@@ -174,11 +174,11 @@ class LocalEngine:
     def _end(self, placement: Placement, agent: psutil.Process) -> Ended | None:
         """How an agent has ended; None while it lives."""
         gone = Ended(placement, "its process is gone", in_order=False)
-        if placement not in self._started:  # another process started it, and gets its exit code
+        if placement not in self._started:  # another process started it, so only that one gets its exit code
             return None if _lives(agent) else gone
         try:
             pid, status = os.waitpid(agent.pid, os.WNOHANG)
-        except ChildProcessError:  # this process ignores SIGCHLD, and gets none
+        except ChildProcessError:  # this process ignores SIGCHLD, and so gets no exit codes
             return gone
         if not pid:
             return None
@@ -203,7 +203,7 @@ def _lives(process: psutil.Process) -> bool:
 def _wait_until_others_see(agent: psutil.Process) -> None:
     """Wait until the environment of a new process can be read.
 
-    Linux lets go of the parent while the new program is still being loaded; its environment is empty until then.
+    On Linux the parent continues while the new program is still being loaded, without an environment until then.
     """
     with contextlib.suppress(psutil.Error):  # it has ended already
         while not agent.environ() and _lives(agent):
@@ -211,7 +211,7 @@ def _wait_until_others_see(agent: psutil.Process) -> None:
 
 
 def _start(command: list[str], log: Path, environment: Mapping[str, str]) -> int:
-    """Start a process that outlives this one, in a session of its own; its id."""
+    """Start a process that outlives this one, in a session of its own; returns its process id."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         return os.posix_spawn(
@@ -225,7 +225,7 @@ def _start(command: list[str], log: Path, environment: Mapping[str, str]) -> int
             ],
             setsid=True,
             setsigmask=(),
-            setsigdef=(signal.SIGPIPE, signal.SIGINT, *REQUESTS),  # what it ignores from the start it never hears
+            setsigdef=(signal.SIGPIPE, signal.SIGINT, *REQUESTS),  # else it would inherit that they are ignored
         )
     except OSError as error:
         raise StudyError(f"can't start {shlex.join(command)}: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""The connection of a driver to Ray, which is made when it is first needed, and anew after it was lost."""
+"""A driver's connection to Ray, made when it is first needed, and again after it was lost."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hpo.errors import InputError, StudyError
 from hpo.execution.engines.by_name import Address
 from hpo.execution.engines.engine import EngineAwayError
 
-#: For Ray in this process, where a person has set nothing else: no reports to Ray's makers; a connection that is
-#: lost for longer is made anew; gRPC has no handlers for forks, which crash now and then.
+#: Settings for Ray in this process, unless a person has set others: no usage reports; a connection that is lost
+#: for more than 5 seconds is made again; no fork handlers of gRPC, which crash now and then.
 _ENVIRONMENT: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "5",
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
-#: Bytes of Ray's object store, its least: nothing is kept there.
+#: Bytes of Ray's object store: the least that Ray allows, because nothing is kept there.
 _OBJECT_STORE: Final = 80 * 2**20
 
 
 class RayConnection:
-    """Ray, as one driver speaks to it. A process has one connection: one that is there already is used.
+    """One driver's connection to Ray. A process can have only one, so an existing connection is used.
 
     Args:
         address: Where Ray is: ``ray://HOST:PORT``, ``ray:auto`` or ``ray:local``.
@@ -41,15 +41,15 @@ class RayConnection:
 
     @contextlib.contextmanager
     def open(self, runtime_env: Mapping[str, Any] | None = None) -> Iterator[tuple[Any, bool]]:
-        """Ray, and whether the connection is a new one: what was known of an older one is void.
+        """Yield the module ``ray``, and whether the connection is new: then references from an old one are void.
 
         Args:
-            runtime_env: What Ray gives to all that is placed; None: as before.
+            runtime_env: Ray's runtime environment for everything that is placed; None: as before.
 
         Raises:
-            InputError: Ray is not installed here, or the cluster's version is another one.
+            InputError: Ray is not installed here, or the cluster has another version.
             StudyError: There is no Ray at this address.
-            EngineAwayError: It does not answer any more.
+            EngineAwayError: Ray no longer answers.
         """
         wanted = self._runtime_env if runtime_env is None else runtime_env
         is_new = self._ray is None or wanted != self._runtime_env
@@ -64,7 +64,7 @@ class RayConnection:
             raise EngineAwayError(f"Ray at {self._address.text}: {_first_line(error)}") from error
 
     def close(self) -> None:
-        """Disconnect; a Ray that `ray:local` has started ends."""
+        """Disconnect; this ends a Ray that was started for `ray:local`."""
         if self._ray is not None:
             ray, self._ray = self._ray, None
             if self._is_ours:
@@ -131,7 +131,7 @@ class RayConnection:
 
 
 def _have_a_token() -> None:
-    """Have what Ray asks of who speaks to a Ray that we start, in the environment alone.
+    """Put an authentication token for a Ray that we start into the environment.
 
     Otherwise Ray writes one into the home folder, and every cluster that is started there later asks for it.
     """
@@ -141,7 +141,7 @@ def _have_a_token() -> None:
 
 @contextlib.contextmanager
 def _kept_handler() -> Iterator[None]:
-    """Ray sets a handler of its own for SIGTERM; the driver keeps its own."""
+    """Restore the driver's handler for SIGTERM after the block, because Ray sets its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""Agents placed by Ray: each is an actor that outlives its driver, with `hpo worker` as its child.
+"""Agents placed by Ray: each is an actor that outlives its driver, with `hpo worker` as its child process.
 
-A driver finds its agents again by their actors' names. What Ray knows of nodes and actors decides what is
-reported. Ray's own retries are off, because the driver replaces agents.
+A driver finds its agents again by their actors' names, and reports what Ray knows about nodes and actors. Ray's
+own retries are off, because the driver replaces agents.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from hpo.execution.engines.ray_jobs import (
 )
 from hpo.execution.limits import agent_end, oom_kills
 
-#: Where the names of our actors live; other programs' names on the same cluster do not meet them.
+#: Ray's namespace for our actors, whose names can't clash with those of other programs on the same cluster.
 _NAMESPACE: Final = "hpo"
-_NODE_DIGITS: Final = 12  # of a node's name, in an agent's
+_NODE_DIGITS: Final = 12  # of its node's id, in an agent's name
 _ANY_NODE: Final = "any"
 _NOT_STARTED: Final = "Ray has no room for it yet, or prepares its environment; `ray status` shows what is free"
 
-#: What may stand in `--on ray:…` behind the place.
+#: The keys of `--on ray:…`, after the place.
 KEYS: Final = ("per", "ship")
 
 
@@ -78,14 +78,14 @@ class _Agent:
 
     Attributes:
         order: What it does.
-        actor: Its actor; None where it has ended while Ray did not answer.
-        starting: The answer to `HpoProcess.start`, until it is there.
-        ending: The answer to `HpoProcess.ended`, as soon as it runs.
+        actor: Its actor; None if it ended while Ray did not answer.
+        starting: Reference to the result of `HpoProcess.start`, until that is there.
+        ending: Reference to the result of `HpoProcess.ended`, once the agent runs.
         host: Its machine.
-        node: Ray's name of it.
+        node: Ray's id of its node.
         taken_back: This driver has ended its actor before it ran.
         asked: This driver has asked it to leave, or has killed it.
-        waiting: What it waits for before it runs.
+        waiting: Why it waits before it runs.
     """
 
     order: AgentOrder
@@ -102,11 +102,11 @@ class _Agent:
 class RayEngine:
     """Places agents as detached actors.
 
-    Without resources in the study file, or with ``per=node``, an agent gets a whole node of Ray's; with them, Ray
-    places it wherever there is room.
+    Without resources in the study file, or with ``per=node``, an agent gets a whole node. Otherwise Ray places it
+    wherever there is room.
 
     Args:
-        address: Where Ray is, and how to place.
+        address: Where Ray is, and how to place agents.
     """
 
     def __init__(self, address: Address) -> None:
@@ -123,13 +123,13 @@ class RayEngine:
             return max(1, len(_nodes(ray)))
 
     def place(self, order: AgentOrder, count: int) -> list[Placement]:
-        """Make this many actors; fewer where each is to have a node of its own and so many are not free."""
+        """Make this many actors; fewer if each gets a whole node and fewer nodes are free."""
         with self._connected(order) as ray:
             places = self._places(ray, order)
             return [self._placed(ray, order, node, options) for node, options in itertools.islice(places, count)]
 
     def changes(self) -> Iterator[Change]:
-        """What the actors answer, and why others can't."""
+        """The changes that follow from the actors' results, and from the errors of those that can't answer."""
         if not self._agents:
             return
         with self._connected(next(iter(self._agents.values())).order) as ray:
@@ -178,11 +178,11 @@ class RayEngine:
         return str(self._logs[placement])
 
     def script(self, order: AgentOrder, count: int) -> str:
-        """A shell script that submits each agent as a job of Ray's."""
+        """A Python script that submits each agent as a job of Ray's."""
         return agents_script(self._address, order, count)
 
     def submit(self, command: Sequence[str], order: AgentOrder) -> str:
-        """Start the driver as an actor of its own, which needs no processor of Ray's; the actor's name."""
+        """Start the driver as an actor that reserves no processor of Ray's; returns the actor's name."""
         if self._address.place == "local":
             raise self._address.error(
                 "this Ray ends with the command that starts it", "`ray start --head`, and submit to `ray:auto`"
@@ -200,13 +200,13 @@ class RayEngine:
         return driver_script(self._address, order, command)
 
     def close(self) -> None:
-        """Disconnect from Ray; the one that `ray:local` has started ends, and its agents leave."""
+        """Disconnect from Ray; a Ray that was started for `ray:local` ends, and its agents leave."""
         self._connection.close()
 
     # ---- placing
 
     def _places(self, ray: Any, order: AgentOrder) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Where the next agents are to go, and an actor's options for that: a node's name, or none for any."""
+        """For each next agent, its node's id (empty: any node) and the actor options that place it there."""
         if not by_node(self._address, order.resources):
             gpu = order.resources.gpu or 0
             if gpu > 1 and gpu != int(gpu):
@@ -246,7 +246,7 @@ class RayEngine:
             return Waits(placement, _NOT_STARTED) if waits else None
         try:
             said = ray.get(answer)
-        except ray.exceptions.ActorUnavailableError:  # for now
+        except ray.exceptions.ActorUnavailableError:  # temporary
             agent.starting, agent.ending = agent.actor.start.remote(_secrets(agent.order)), None
             return None
         except ray.exceptions.RayError as error:
@@ -269,12 +269,12 @@ class RayEngine:
             return Preempted(placement, requeued=False)
         if agent.asked:
             return Ended(placement, "it was killed", in_order=False)
-        # Ray's own words, without its lines of names and numbers.
+        # Ray's own text, without its indented lines of names and numbers.
         cause = " ".join(line for line in str(error).splitlines() if not line.startswith("\t"))
         return Ended(placement, cause, in_order=False)
 
     def _forget(self, ray: Any, placement: Placement) -> None:
-        """Let the actor go, and with it what Ray had reserved for the agent."""
+        """Forget an agent, and end its actor, which frees what Ray had reserved for it."""
         agent = self._agents.pop(placement)
         self._over.add(placement)
         if agent.actor is not None:
@@ -295,7 +295,7 @@ class RayEngine:
             agent.starting = agent.ending = None
             try:
                 agent.actor = ray.get_actor(placement.id, _NAMESPACE)
-            except ValueError:  # there is none of this name any more
+            except ValueError:  # there is no longer an actor of this name
                 agent.actor = None
             else:
                 agent.starting = agent.actor.start.remote(_secrets(agent.order))
@@ -312,7 +312,7 @@ def _actor(
     log: Path,
     options: Mapping[str, Any],
 ) -> Any:
-    """A detached actor with a process of hpo, which has not started yet."""
+    """A detached actor for a process of hpo, which it has not started yet."""
     ray.cloudpickle.register_pickle_by_value(ray_process)
     kept = {"name": name, "namespace": _NAMESPACE, "lifetime": "detached", "max_restarts": 0}
     actors = ray.remote(ray_process.HpoProcess).options(**kept, **options)
@@ -320,18 +320,18 @@ def _actor(
 
 
 def _named(ray: Any) -> list[Placement]:
-    """All that we have placed and that has not ended, of any study."""
+    """All our actors that have not ended, of any study; drivers too."""
     named = ray.util.list_named_actors(all_namespaces=True)
     return [Placement(each["name"]) for each in named if each["namespace"] == _NAMESPACE]
 
 
 def _nodes(ray: Any) -> list[dict[str, Any]]:
-    """The living nodes that have processors to give."""
+    """The living nodes that have processors for Ray."""
     return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
 
 
 def _cause(code: int) -> str:
-    """How an agent has ended, from its exit code. Of its machine's memory this one's kernel knows nothing."""
+    """How an agent has ended, from its exit code; this machine's kernel knows nothing about the agent's memory."""
     return agent_end(code, oom_kills())
 
 
@@ -344,6 +344,6 @@ def _node_of(placement: Placement) -> str:
 
 
 def _secrets(order: AgentOrder) -> dict[str, str]:
-    """The variables that must reach an agent, as far as the driver has them; a node may have the others."""
+    """The environment variables that must reach an agent and that the driver has; a node may have the others."""
     names = {STORAGE_ENV, *order.environment}
     return {name: os.environ[name] for name in names if name in os.environ}

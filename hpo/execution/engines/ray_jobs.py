@@ -12,9 +12,9 @@ from typing import Any, Final
 from hpo.execution.engines.by_name import Address
 from hpo.execution.engines.engine import AgentOrder, Resources
 
-#: Environment variable of a job of Ray's with how it was submitted, as JSON.
+#: Environment variable of a job of Ray's that says as JSON how the job was submitted.
 _JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-#: What a placed process needs of a node where a study file does not say it.
+#: Processor cores of an agent if the study file does not say how many.
 _ONE_CORE: Final = 1.0
 _EACH_NODE: Final = """\
 nodes = [node for node in list_nodes({address!r}) if node.state == "ALIVE" and node.resources_total.get("CPU")]
@@ -40,7 +40,7 @@ def by_node(address: Address, resources: Resources) -> bool:
 
 
 def ray_resources(resources: Resources) -> dict[str, float]:
-    """An agent's resources by Ray's names for an actor's; one core where no number of cores is given."""
+    """An agent's resources by Ray's names for those of an actor; one core if no number of cores is given."""
     found: dict[str, float] = {"num_cpus": _ONE_CORE if resources.cpu is None else resources.cpu}
     if resources.gpu:
         found["num_gpus"] = resources.gpu
@@ -50,7 +50,7 @@ def ray_resources(resources: Resources) -> dict[str, float]:
 
 
 def arguments_there(address: Address, order: AgentOrder, arguments: Sequence[str]) -> list[str]:
-    """Arguments after ``hpo`` as a node needs them: a shipped folder lies elsewhere, its results do not."""
+    """Arguments after ``hpo`` as a node needs them: a shipped study has another path there, its output has not."""
     if "ship" not in address.options:
         return list(arguments)
     there = [order.study.name if each == str(order.study) else each for each in arguments]
@@ -58,7 +58,7 @@ def arguments_there(address: Address, order: AgentOrder, arguments: Sequence[str
 
 
 def agents_script(address: Address, order: AgentOrder, count: int) -> str:
-    """Submits agents, which need no driver."""
+    """A Python script that submits agents, which need no driver."""
     entrypoint = _entrypoint(address, order, order.command("hpo")[1:])
     whole = by_node(address, order.resources)
     needs = {} if whole else {f"entrypoint_{key}": value for key, value in ray_resources(order.resources).items()}
@@ -79,7 +79,7 @@ def agents_script(address: Address, order: AgentOrder, count: int) -> str:
 
 
 def driver_script(address: Address, order: AgentOrder, command: Sequence[str]) -> str:
-    """Submits a driver, which places agents from inside the cluster."""
+    """A Python script that submits a driver, which places agents from inside the cluster."""
     entrypoint = _entrypoint(address, order, command)
     return "\n".join(
         [
@@ -109,9 +109,10 @@ def _job_address(address: Address) -> str:
 
 
 def runtime_env(address: Address, order: AgentOrder) -> dict[str, Any]:
-    """What Ray gives to all that is placed: the study's folder with ``ship=study``, less what none needs.
+    """Ray's runtime environment for everything that is placed: with ``ship=study``, the study's folder.
 
-    A job's working directory goes to all that the job places, and Ray takes no second one.
+    Files that no agent needs are excluded. Inside a job that has a working directory already, that one goes to
+    everything the job places, and Ray accepts no second one.
     """
     if "ship" not in address.options or order.study.parent == _folder_of_this_job():
         return {}
@@ -123,7 +124,7 @@ def runtime_env(address: Address, order: AgentOrder) -> dict[str, Any]:
 
 
 def _folder_of_this_job() -> Path | None:
-    """The working directory that Ray has brought here, in a job with one."""
+    """The working directory that Ray has brought here, if this is a job that has one."""
     config = json.loads(os.environ.get(_JOB_CONFIG) or "{}")
     return Path.cwd() if config.get("runtime_env", {}).get("working_dir") else None
 

@@ -1,7 +1,7 @@
 """What Ray runs on a node for hpo: an actor with one process of hpo as its child.
 
-The class is sent to the cluster by value, so nothing of hpo is imported here: a node without hpo says so in the
-process's own output.
+The class is sent to the cluster by value, so this module imports nothing of hpo. On a node without hpo, the output
+of the process says so.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-#: Seconds after which an actor leaves that no driver has asked to start: its driver died before that.
+#: Seconds after which an actor leaves if no driver has called `start`: its driver died before that.
 _UNWANTED: Final = 120.0
-#: What the process does not get: Ray's own debugger, and a dashboard's token (`hpo.config.variables.TOKEN_ENV`).
+#: Variables that the process does not get: Ray's debugger, and a dashboard's token
+#: (`hpo.config.variables.TOKEN_ENV`).
 _LEFT_OUT: Final = ("PYTHONBREAKPOINT", "HPO_DASHBOARD_TOKEN")
-#: Seconds for which an actor stays after its process has ended, so that drivers hear of it.
+#: Seconds for which an actor stays after its process has ended, so that drivers learn about it.
 _HEARD: Final = 10.0
 
 
 class HpoProcess:
-    """An actor that keeps one process of hpo on its node, and leaves after it.
+    """An actor that runs one process of hpo on its node, and leaves after it.
 
     The process's standard input is a pipe that closes when the actor dies: then an agent requeues its trials and
-    leaves. What it prints goes into a file.
+    leaves. What the process prints goes into a file.
 
     Args:
-        arguments: Those of ``python -m hpo``.
-        environment: Variables that are no secrets: Ray keeps them with the actor.
-        log: The file; made with its folder where it is not there.
+        arguments: The arguments of ``python -m hpo``.
+        environment: Environment variables that are not secret, because Ray stores them with the actor.
+        log: The file for the output; made with its folder if it does not exist.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
@@ -49,7 +50,7 @@ class HpoProcess:
         """Start the process, if it has not been started.
 
         Args:
-            secrets: Variables of its environment. They come with this call, which Ray neither keeps nor shows.
+            secrets: More environment variables. They come with this call because Ray neither stores nor shows it.
 
         Returns:
             The names of the machine and of Ray's node.
@@ -66,7 +67,7 @@ class HpoProcess:
         return socket.gethostname(), ray.get_runtime_context().get_node_id()
 
     async def ended(self) -> int:
-        """Wait for the end of the process; its exit code."""
+        """Wait for the end of the process; returns its exit code."""
         return await asyncio.shield(self._end)
 
     async def drain(self) -> None:
@@ -76,8 +77,8 @@ class HpoProcess:
 
     def _started(self, environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
         kept = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT}
-        # Nothing of its working folder is imported (-P), which may be the study's.
-        # In a session of its own: Ray may end an actor with its process group, and workers have to requeue.
+        # -P: import nothing from the working folder, which may be the study's.
+        # A session of its own: Ray may end an actor with its process group, but workers must requeue their trials.
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "hpo", *self._arguments],
             stdin=subprocess.PIPE,

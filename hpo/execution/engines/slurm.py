@@ -1,6 +1,6 @@
-"""Agents as jobs of Slurm: the tasks of an array, each on one node, which Slurm requeues when it takes them away.
+"""Agents as Slurm jobs: tasks of an array, each on one node, which Slurm requeues if it takes their node away.
 
-Nothing is stored: a study's agents are this user's jobs of one name, and the id of a placement is a job's.
+Nothing is stored: a study's agents are this user's jobs of one name, and a placement's id contains the job's id.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from hpo.execution.engines.slurm_settings import KEYS, Settings, settings_of
 
 __all__ = ["KEYS", "SlurmEngine", "make"]
 
-#: Seconds between two looks at the jobs: a controller serves many users.
+#: Seconds between two looks at the jobs: the controller serves many users.
 _INTERVAL: Final = 5.0
-#: Seconds after which an agent that was asked to leave, and has not, is asked again.
+#: Seconds after which an agent that was asked to leave but has not is asked again.
 _ASK_AGAIN: Final = 10.0
-#: Slurm's "signal" of a job whose output could not be opened.
+#: The "signal" that Slurm reports for a job whose output could not be opened.
 _NO_OUTPUT: Final = 53
-#: Why a job waits for ever whose time limit is above that of its partition, its QOS or its account.
+#: Reasons for which a job waits for ever: its time limit is above that of its partition, its QOS or its account.
 _TOO_LONG: Final = ("PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit")
-#: States of jobs whose machine Slurm has taken for something else, or whose time is over.
+#: States of a job whose machine Slurm has taken for something else, or whose time is over.
 _TAKEN: Final = ("PREEMPTED", "TIMEOUT")
 
 
@@ -59,9 +59,9 @@ class _Agent:
 
     Attributes:
         host: Its machine, once it was reported as running there.
-        restarts: How often it was requeued.
-        asked_at: The monotonic clock when it was last asked to leave; infinite where it was not.
-        waiting: What it waits for.
+        restarts: How many times it was requeued.
+        asked_at: The monotonic clock when it was last asked to leave; infinite if it was not.
+        waiting: Why it waits.
     """
 
     host: str = ""
@@ -74,11 +74,11 @@ class SlurmEngine:
     """Places agents as jobs.
 
     Args:
-        settings: Where, and for how long.
+        settings: Where agents run, and for how long.
         interval: Seconds between two looks at the jobs.
 
     Attributes:
-        agents: As many as `nodes`.
+        agents: The value of the key `nodes`.
     """
 
     def __init__(self, settings: Settings, interval: float = _INTERVAL) -> None:
@@ -100,32 +100,32 @@ class SlurmEngine:
         return placed
 
     def changes(self) -> Iterator[Change]:
-        """What squeue says, at most every few seconds."""
+        """The changes that squeue shows; asks it at most every few seconds."""
         if not self._agents or time.monotonic() < self._next_look:
             return
         jobs = self._slurm.jobs(self._names)
         self._next_look = time.monotonic() + self._interval
         for placement, agent in list(self._agents.items()):
             yield from self._changes_of(placement, agent, jobs.get(_job_id(placement)))
-        # A job that was just starting had no process that a signal could reach; a requeued one is queued again.
+        # Ask again: a job that was just starting had no process to signal, and a requeued job is queued again.
         due = time.monotonic() - _ASK_AGAIN
         self._ask([placement for placement, agent in self._agents.items() if agent.asked_at < due], jobs)
 
     def find(self, order: AgentOrder) -> list[Placement]:
-        """This user's jobs that have the name of the study's agents, and have not ended."""
+        """This user's jobs that have the name of the study's agents and have not ended."""
         jobs = self._slurm.jobs([job_name(order)])
         found = [Placement(f"{PREFIX}{job.id}") for job in jobs.values() if not job.ended]
         self._take_in(order, [placement for placement in found if placement not in self._agents])
         return found
 
     def drain(self, placements: Sequence[Placement]) -> None:
-        """Cancel queued jobs; send running ones SIGTERM, which are not requeued then."""
+        """Cancel queued jobs; send running ones SIGTERM, and keep Slurm from requeuing them."""
         known = [placement for placement in placements if placement in self._agents]
         if known:
             self._ask(known, self._slurm.jobs(self._names))
 
     def kill(self, placements: Sequence[Placement]) -> None:
-        """Cancel jobs; Slurm kills what is left after its `KillWait`."""
+        """Cancel jobs; Slurm kills what is left of them after its `KillWait`."""
         self._slurm.cancel([_job_id(placement) for placement in placements if placement in self._agents])
 
     def logs(self, placement: Placement) -> str:
@@ -137,7 +137,7 @@ class SlurmEngine:
         return agents_script(order, self._settings, count)
 
     def submit(self, command: Sequence[str], order: AgentOrder) -> str:
-        """Queue the driver; its job's id."""
+        """Queue the driver; returns its job's id."""
         _make_folder(order.logs)
         return self._slurm.submit(self.driver_script(command, order))
 
@@ -146,7 +146,7 @@ class SlurmEngine:
         return driver_script(command, order, self._settings)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing needs closing."""
 
     def _take_in(self, order: AgentOrder, placements: Sequence[Placement]) -> None:
         self._names.add(job_name(order))
@@ -155,7 +155,7 @@ class SlurmEngine:
             self._logs[placement] = log_file(order, _job_id(placement))
 
     def _ask(self, placements: Sequence[Placement], jobs: dict[str, Job]) -> None:
-        """Take queued jobs back, and ask the others to leave; to be asked twice is to be asked once."""
+        """Cancel queued jobs, and ask the others to leave; asking a job twice does no harm."""
         for placement in placements:
             self._agents[placement].asked_at = time.monotonic()
         asked = [jobs[job] for job in map(_job_id, placements) if job in jobs]
@@ -185,11 +185,11 @@ class SlurmEngine:
             )
             return
         if agent.host and (job.queued or job.restarts > agent.restarts):
-            # One that runs again by now may hold new leases under the same id.
+            # Only if it is still queued: an agent that runs again by now may hold new leases under the same id.
             if job.queued and self._slurm.is_down(agent.host):
                 if agent.asked_at < math.inf:
                     self._slurm.cancel([job.id])
-                del self._agents[placement]  # `find` finds one that is still wanted as a new one
+                del self._agents[placement]  # if it is still wanted, `find` adds the requeued job as a new agent
                 yield NodeGone(placement, agent.host)
                 return
             agent.host = ""
@@ -220,7 +220,7 @@ class SlurmEngine:
 
 
 def _wait_of(job: Job) -> str:
-    """Why a job waits; empty where Slurm has not looked at it yet."""
+    """Why a job waits; empty if Slurm has not considered it yet."""
     if job.reason in ("", "None"):
         return ""
     release = f"; `scontrol release {job.id}` lets it start" if "held" in job.reason.lower() else ""
@@ -232,7 +232,7 @@ def _job_id(placement: Placement) -> str:
 
 
 def _make_folder(folder: Path) -> None:
-    """Slurm makes no folder for a job's output."""
+    """Make the folder for jobs' output, because Slurm does not."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Slurm's commands, of version 22.05 and later: neither its accounting nor its JSON is needed."""
+"""Runs Slurm's commands (version 22.05 or later); neither Slurm's accounting nor its JSON output is needed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hpo.errors import StudyError
 from hpo.execution.engines.commands import ended
 from hpo.execution.engines.engine import PLACEMENT_ENV, EngineAwayError
 
-#: What a line of a script with an option of sbatch begins with.
+#: Begins a line of a script with an option for sbatch.
 SBATCH: Final = "#SBATCH "
-#: Variables of the job that this process runs in, which a new job would take over, and a person's defaults for
-#: these commands: SQUEUE_PARTITION would hide jobs.
+#: Prefixes of variables that commands must not get: those of the job that this process runs in, which a new job
+#: would inherit, and a person's defaults for the commands (SQUEUE_PARTITION, say, would hide jobs).
 _LEFT_OUT: Final = ("SLURM_", "SLURMD_", "SRUN_", "SQUEUE_", "SCANCEL_", "SINFO_")
-#: What commands print where the controller can't be reached, or has too much to do.
+#: What commands print if the controller can't be reached or is overloaded.
 _AWAY: Final = re.compile(
     r"[Uu]nable to contact|Socket timed out|[Cc]onnection refused|[Cc]onnection failure|[Cc]onnection timed out"
     r"|Zero Bytes|standby mode|Resource temporarily unavailable|try again"
 )
-#: What commands print about a job that has ended, or is forgotten.
+#: What commands print about a job that has ended, or that Slurm has forgotten.
 _ENDED: Final = re.compile(r"already completing or completed|already finished|Invalid job id")
-#: Slurm's errors of the same meaning (ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE) as exit codes: scancel may end
-#: with one and print nothing.
+#: Slurm's error codes for the same (ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE) as exit codes: scancel may exit
+#: with one of them and print nothing.
 _ENDED_CODES: Final = (2017 % 256, 2021 % 256)
 _REFUSED: Final = (
     "\n  fix: change that in `--on slurm:…`, or in `run.resources`; `--dry-run` prints what sbatch is asked for"
@@ -36,7 +36,7 @@ _FIELDS: Final = ("ArrayJobID", "ArrayTaskID", "State", "RestartCnt", "BatchHost
 _QUEUED: Final = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 _RUNS: Final = {"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 _COMPLETING: Final = "COMPLETING"
-#: The states of a machine that no job can run on any more.
+#: States of a machine on which no job can run any more, or prefixes of them.
 _DOWN: Final = ("down", "powered_down", "powering_down")
 
 
@@ -46,9 +46,9 @@ class Job:
 
     Attributes:
         id: ``JOB_TASK`` of an array.
-        state: Its state, in Slurm's words.
-        restarts: How often it was requeued.
-        host: Its machine; empty where it has none.
+        state: Slurm's name of its state.
+        restarts: How many times it was requeued.
+        host: Its machine; empty if it has none.
         reason: Why it waits, or failed.
     """
 
@@ -60,57 +60,58 @@ class Job:
 
     @property
     def queued(self) -> bool:
-        """It waits for a machine."""
+        """Whether it waits for a machine."""
         return self.state in _QUEUED
 
     @property
     def runs(self) -> bool:
-        """It has a machine, and has not ended."""
+        """Whether it has a machine and has not ended."""
         return self.state in _RUNS
 
     @property
     def ended(self) -> bool:
-        """It will run no more, unless somebody requeues it."""
+        """Whether it will not run again, unless a person requeues it."""
         return not (self.queued or self.runs or self.completing)
 
     @property
     def completing(self) -> bool:
-        """Its processes end; then it has ended, or is requeued."""
+        """Whether its processes are ending; afterwards it has ended, or is requeued."""
         return self.state == _COMPLETING
 
 
 class SlurmCommands:
-    """What is asked of Slurm.
+    """Queries and commands for Slurm.
 
-    Where a question has been answered before, one that fails will be answered again, whatever is said: munge or a
-    name server may be away.
+    Once a query has succeeded, any later failure of a query counts as temporary, whatever the error says: munge or
+    a name server may be away.
     """
 
     def __init__(self) -> None:
         self._has_answered = False
 
     def submit(self, script: str) -> str:
-        """Queue a script; the job's id."""
-        # As arguments, too: a person's SBATCH_PARTITION would outdo the script, but gives what that leaves open.
+        """Queue a script; returns the job's id."""
+        # Options are also given as arguments, so that a person's SBATCH_PARTITION, say, can't override the script;
+        # it still sets what the script leaves open.
         lines = [line.removeprefix(SBATCH) for line in script.splitlines() if line.startswith(SBATCH)]
         options = [word for line in lines for word in shlex.split(line)]
         said = self._run("sbatch", "--parsable", "--export=ALL", *options, given=script, fix=_REFUSED)
         return said.strip().partition(";")[0]
 
     def jobs(self, names: Iterable[str]) -> dict[str, Job]:
-        """This user's jobs of these names by their id, as long as Slurm remembers them."""
+        """This user's jobs of these names that Slurm still remembers, by id."""
         columns = ",".join(f"{field}:|" for field in _FIELDS)
         options = ("--me", "--noheader", "--states=all", "--array", f"--name={','.join(sorted(names))}")
         lines = self._asked("squeue", *options, f"--Format={columns}").splitlines()
         return {job.id: job for job in map(_job, lines)}
 
     def cancel(self, jobs: Sequence[str], *options: str) -> None:
-        """Send jobs a signal, or end them; those that have ended are no error."""
+        """Send jobs a signal, or end them; jobs that have ended already are no error."""
         if jobs:
             self._run("scancel", *options, *jobs, harmless=_ENDED)
 
     def forbid_requeue(self, job: str) -> None:
-        """See to it that a job, once it has ended, is not started again."""
+        """Keep Slurm from starting a job again after it has ended."""
         self._run("scontrol", "update", f"JobId={job}", "Requeue=0", harmless=_ENDED)
 
     def is_down(self, host: str) -> bool:
@@ -125,7 +126,7 @@ class SlurmCommands:
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def _asked(self, program: str, *options: str, harmless: re.Pattern[str] | None = None) -> str:
-        """What a question is answered."""
+        """The output of a query; see the class about failures."""
         try:
             answer = self._run(program, *options, harmless=harmless)
         except StudyError as error:
@@ -143,7 +144,7 @@ class SlurmCommands:
         harmless: re.Pattern[str] | None = None,
         fix: str = "",
     ) -> str:
-        """What a command prints; its complaints are no error where all of them are harmless."""
+        """The output of a command; a failure is no error if every line on stderr matches ``harmless``."""
         missing = (
             f"Slurm's command {program} is not on this machine\n"
             "  fix: run this on a login node, or add `--dry-run` and take the script there"
@@ -160,7 +161,7 @@ class SlurmCommands:
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    """This environment, which jobs get, without what would change the meaning of a command."""
+    """The environment for a command, which new jobs inherit; without variables that would change its meaning."""
     kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
     return {
         name: value

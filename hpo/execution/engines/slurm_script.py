@@ -1,4 +1,4 @@
-"""The scripts that Slurm runs: of agents, as an array, and of a driver. They need nothing of a driver's memory."""
+"""Builds the scripts that Slurm runs: for agents, as an array, and for a driver. They need no running driver."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hpo.execution.engines.engine import LEFT_EARLY, PLACEMENT_ENV, AgentOrder, 
 from hpo.execution.engines.slurm_commands import SBATCH
 from hpo.execution.engines.slurm_settings import OF_AGENTS, Settings
 
-#: Before an array's ids; the agent finds the same in its environment.
+#: Begins the id of a placement, before the job's id; the agent finds the whole id in its environment.
 PREFIX: Final = "slurm:"
 _MEBIBYTE: Final = 2**20
 
 
 def job_name(order: AgentOrder) -> str:
-    """The name of the jobs of a study's agents: readable, and no other study's."""
+    """The name of the jobs of a study's agents: readable, and different for each study."""
     return f"hpo-{re.sub(r'[^A-Za-z0-9.-]+', '-', order.name)[:40]}-{order.key}"
 
 
@@ -45,7 +45,7 @@ def agents_script(order: AgentOrder, settings: Settings, count: int) -> str:
         ("output", output),
         ("chdir", str(order.study.parent)),
     ]
-    # An array's id is the job id of one of its tasks, too: to requeue that would be to requeue all of them.
+    # The id of one of the array's tasks is also that of the array: requeuing that id would requeue all tasks.
     job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
     before = [*_needed(order), f'export {PLACEMENT_ENV}="{PREFIX}{job}"']
     return _script(head, options, before, order.command(), job)
@@ -91,7 +91,7 @@ def _resources(resources: Resources, settings: Settings) -> list[tuple[str, str]
 
 
 def _needed(order: AgentOrder) -> list[str]:
-    """What must come from the environment of sbatch; without its database's URL a job ends at once."""
+    """Script lines about variables that must come from sbatch's environment; without a needed URL the job ends."""
     lines = [f"# From the environment of sbatch: {', '.join(order.environment)}."] if order.environment else []
     if STORAGE_ENV in order.environment:
         lines.append(f': "${{{STORAGE_ENV}?set it in the environment of sbatch}}"')
@@ -105,10 +105,10 @@ def _script(
     command: Sequence[str],
     job: str,
 ) -> str:
-    """A script around one command.
+    """A script that runs one command.
 
-    srun makes the command a step: only steps are warned at a time limit and at a preemption. Its standard input is
-    /dev/null, because srun gives it a pipe that closes.
+    srun makes the command a step, because Slurm warns only steps of a time limit or a preemption. The command's
+    standard input is /dev/null, because srun would give it a pipe that closes.
     """
     lines = [
         "#!/bin/bash",
@@ -130,10 +130,10 @@ def _script(
 
 
 def _pattern(path: Path) -> str:
-    """A path as a pattern of Slurm's, the name's own fields apart.
+    """A path as a file name pattern for Slurm: ``%`` in the folder is escaped, fields in the name are kept.
 
     Raises:
-        InputError: Its folder has a backslash, by which Slurm takes no field for one.
+        InputError: The folder has a backslash, which turns off all fields in Slurm's patterns.
     """
     if "\\" in str(path.parent):
         fix = "give a folder without one by `--output-dir`"
@@ -144,5 +144,5 @@ def _pattern(path: Path) -> str:
 
 
 def _clock(seconds: int) -> str:
-    """Slurm's HOURS:MINUTES:SECONDS."""
+    """Seconds in Slurm's form HOURS:MINUTES:SECONDS."""
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

@@ -1,4 +1,4 @@
-"""What stands behind ``slurm:`` in `--on`: options of sbatch, and a few of our own."""
+"""Reads and checks the settings after ``slurm:`` in `--on`: options of sbatch, and a few of our own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from hpo.config.schema_types import MAX_PROCESSES, in_seconds
 from hpo.execution.engines.by_name import Address
 
-#: Options of sbatch that are passed on as they stand.
+#: Options of sbatch that are passed on unchanged.
 _PASSED: Final = (
     "partition",
     "account",
@@ -25,13 +25,13 @@ _PASSED: Final = (
     "licenses",
 )
 _EXCLUSIVE: Final = "exclusive"
-#: What may stand in `--on slurm:…`.
+#: The keys of `--on slurm:…`.
 KEYS: Final = (*_PASSED, _EXCLUSIVE, "nodes", "time", "grace")
-#: What a driver, which trains nothing, does not take.
+#: Options that a driver does not get, because it trains nothing.
 OF_AGENTS: Final = (_EXCLUSIVE, "gres", "licenses")
 _GRACE: Final = 120
 _MOST_GRACE: Final = 65_535  # of sbatch --signal
-#: Slurm's own DAYS-HOURS:MINUTES:SECONDS; shorter forms mean one thing to Slurm and another to a person.
+#: Slurm's form DAYS-HOURS:MINUTES:SECONDS; its shorter forms mean something else to Slurm than to a person.
 _CLOCK: Final = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 
 
@@ -40,10 +40,10 @@ class Settings:
     """Where and how agents are placed.
 
     Attributes:
-        options: Options of sbatch; one without a value stands alone.
-        agents: How many there are by default: one for each of `nodes`.
+        options: Options of sbatch; an empty value means an option without one.
+        agents: How many agents there are by default: the value of the key `nodes`.
         time: Seconds that a job may take; None: as long as its partition allows.
-        grace: Seconds before the end of that time when Slurm warns an agent.
+        grace: Slurm warns an agent this many seconds before the end of that time.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -102,7 +102,7 @@ def _seconds(address: Address, key: str) -> int:
         length = in_seconds(value)
     except PydanticCustomError:
         length = 0
-    if length < 1 or value.isdecimal():  # a bare number is one of seconds in a study file, of minutes in sbatch
+    if length < 1 or value.isdecimal():  # a bare number means seconds in a study file, but minutes to sbatch
         fix = f"write {key}=4h, {key}=1h30m or {key}=1:30:00"
         raise address.error(f"{value!r} is not a duration", fix, key=key)
     return round(length)
