@@ -1,5 +1,5 @@
-"""What trials try and when they stop early: samplers, pruners, the prediction of a loss, replayed decisions.
+"""The search itself: samplers choose each trial's parameters, pruners and schedulers decide how long it trains.
 
-Imports from storage and config. Used from above: `samplers` and `pruners` (by name from a study file),
-`predicted_loss`, `replay`, `distinct` (points that have been tried).
+Imports from storage and config. Packages above use `samplers` and `pruners` (built by name from a study file),
+`schedulers`, `predicted_loss`, `replay` (decisions on recorded curves) and `distinct` (points already tried).
 """

@@ -1,4 +1,4 @@
-"""A study as its sampler is shown it: trials that were stopped or paused have their predicted final values."""
+"""The study that a sampler is shown: stopped and paused trials count as complete, with predicted final values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from hpo.storage.pausing import paused_at
 
 
 def as_predicted(study: Study, encoding: Encoding) -> Study:
-    """The study with each trial that was stopped or paused after a report as complete.
+    """A view of the study in which each trial that was stopped or paused after a report is complete.
 
-    Its value is the one that the curve model expects at its end, in place of its last one, which says little: a
-    sampler would take a trial that was stopped early for a poor one, or for none at all. A trial that diverged has
-    the worst value that is shown. Everything else is the study's own; what a sampler stores goes to its storage.
+    Such a trial has the value that the curve model predicts at its end. Its last value would mislead a sampler,
+    which would take the trial for a poor one, or ignore it. A trial that diverged has the worst of the values that
+    are shown. Everything else is the study's own; what a sampler stores goes to the study's storage.
 
-    A study with several objectives, or one whose trials have all ended by themselves, is returned as it is. So
-    is a trial that lacks a constraint that others have: samplers compare violations.
+    A study with several objectives, or one whose trials have all ended by themselves, is returned unchanged. A
+    trial that lacks a constraint that others have is shown unchanged, since samplers compare violations.
 
     Args:
-        study: The study, or the part of it that Hyperband shows a sampler: predicted values compare over all.
-        encoding: Its search space.
+        study: The study. Where Hyperband shows its sampler one bracket, the view still has all trials: predicted
+            values are comparable between brackets.
+        encoding: The study's search space.
     """
     if len(study.directions) > 1:
         return study
@@ -56,10 +57,10 @@ def _is_stopped(trial: FrozenTrial) -> bool:
 def _predicted(
     study: Study, trials: Sequence[FrozenTrial], stopped: Sequence[FrozenTrial], encoding: Encoding
 ) -> dict[int, float]:
-    """By number, what those that were stopped are expected to end at; none where that can't be said."""
+    """Predicted final values of the stopped trials, by trial number; a trial without a prediction is missing."""
     if not stopped:
         return {}
-    # SciPy takes a quarter of a second to import, which opening a study needs not wait for.
+    # SciPy takes a quarter of a second to import; opening a study need not wait for it.
     from hpo.search.one_thread import one_thread
     from hpo.search.predicted_ends import predicted_ends
 

@@ -1,4 +1,4 @@
-"""Which sampler ``sampler: auto`` stands for; chosen by the measurements of docs/search.md."""
+"""Chooses the sampler for ``sampler: auto``, by the measurements in docs/search.md."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hpo.config.spec import StudySpec
 
 @dataclass(frozen=True)
 class ChosenSampler:
-    """A study's sampler.
+    """The sampler that a study uses.
 
     Attributes:
         name: Its name; never ``auto``.
-        why: Why ``auto`` is this one; None where the study file names it.
+        why: Why ``auto`` chose it; None where the study file names it.
     """
 
     name: str
@@ -25,10 +25,10 @@ class ChosenSampler:
 
 
 def chosen_sampler(spec: StudySpec) -> ChosenSampler:
-    """The sampler of a study file.
+    """The sampler that a study file names, or that ``auto`` chooses.
 
-    ``auto`` is decided by the goals and the search space, which a study keeps, never by its budget or its trials:
-    a study that resumes has the sampler that it began with.
+    ``auto`` depends on the goals and the search space only, which never change in a study, and not on its budget
+    or its trials. So a study that resumes keeps the sampler that it began with.
     """
     if spec.study.sampler.name != AUTO:
         return ChosenSampler(spec.study.sampler.name)

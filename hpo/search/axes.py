@@ -1,4 +1,4 @@
-"""The parameters of a search space as axes of a unit cube: Optuna's distributions, choices and steps included."""
+"""Maps each parameter of a search space to an axis of the unit cube, for each kind of Optuna's distributions."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ Floats = NDArray[np.float64]
 
 
 class Axis(Protocol):
-    """One parameter: its values along a unit interval."""
+    """One parameter, with its values laid out along the unit interval; a place there is a *coordinate*."""
 
     @property
     def count(self) -> int | None:
-        """How many values there are; None: a real range."""
+        """Number of values; None for a real range."""
 
     @property
     def ordered(self) -> bool:
-        """Whether neighbours on the interval are alike."""
+        """Whether values that are close on the interval are similar."""
 
     def snap(self, units: Floats) -> Floats:
-        """The coordinates of the values that these coordinates stand for."""
+        """Move each coordinate to the exact coordinate of the value that it stands for."""
 
     def value(self, unit: float) -> Any:
         """The value at a coordinate."""
 
     def units(self, values: Sequence[Any]) -> Floats:
-        """The coordinates of values; one outside the range is brought to its end, an unknown choice is NaN."""
+        """The coordinates of values; a number outside the range is clipped to it, an unknown choice is NaN."""
 
     def features(self, units: Floats) -> Floats:
-        """Columns [points, columns] of snapped coordinates without NaN."""
+        """The model's input columns [points, columns] for snapped coordinates, none of them NaN."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RealAxis:
 
     @property
     def count(self) -> int | None:
-        """None, or one where both ends are the same."""
+        """None, or 1 where both ends of the range are equal."""
         return 1 if self.low == self.high else None
 
     @property
@@ -65,7 +65,7 @@ class RealAxis:
         return True
 
     def snap(self, units: Floats) -> Floats:
-        """Inside the interval; in its middle where both ends are the same."""
+        """Clip to the interval; 0.5 where both ends of the range are equal."""
         return np.full_like(units, 0.5) if self.low == self.high else np.clip(units, 0.0, 1.0)
 
     def value(self, unit: float) -> float:
@@ -93,7 +93,7 @@ class RealAxis:
 
 @dataclass(frozen=True)
 class StepAxis:
-    """Numbers in steps, each as likely as another where the range is not logarithmic."""
+    """A range of numbers with a step; unless it is logarithmic, each number has an equal part of the interval."""
 
     low: float
     high: float
@@ -103,7 +103,7 @@ class StepAxis:
 
     @cached_property
     def count(self) -> int:
-        """Numbers in the range."""
+        """How many numbers the range has."""
         return round((self.high - self.low) / self.step) + 1
 
     @property
@@ -112,7 +112,7 @@ class StepAxis:
         return True
 
     def snap(self, units: Floats) -> Floats:
-        """The middle of the part of the interval that its number has."""
+        """The coordinate of the number; on a linear scale the middle of the number's part of the interval."""
         if not self.log:
             return _middles(units, self.count)
         numbers = np.clip(np.round(np.exp(self._lerp(np.clip(units, 0.0, 1.0)))), self.low, self.high)
@@ -134,7 +134,7 @@ class StepAxis:
         return (np.round((clipped - self.low) / self.step) + 0.5) / self.count
 
     def features(self, units: Floats) -> Floats:
-        """The number between both ends, 0 to 1 (its logarithm where the range is logarithmic)."""
+        """The number scaled so that the range is 0 to 1 (its logarithm where the range is logarithmic)."""
         low, high = self.units([self.low, self.high])
         return np.asarray((units - low) / (high - low))[:, None]
 
@@ -149,13 +149,13 @@ class StepAxis:
 
 @dataclass(frozen=True)
 class ChoiceAxis:
-    """Plain values: in their order where all are numbers, else none is nearer than another."""
+    """Choices: sorted where all are numbers, else unordered, so that all are equally far apart."""
 
     choices: tuple[Any, ...]
 
     @property
     def count(self) -> int:
-        """The choices."""
+        """The number of choices."""
         return len(self.choices)
 
     @cached_property
@@ -164,7 +164,7 @@ class ChoiceAxis:
         return all(isinstance(each, int | float) and not isinstance(each, bool) for each in self.choices)
 
     def snap(self, units: Floats) -> Floats:
-        """The middle of the part of the interval that its choice has."""
+        """The middle of the choice's part of the interval."""
         return _middles(units, self.count)
 
     def value(self, unit: float) -> Any:
@@ -182,7 +182,7 @@ class ChoiceAxis:
         return math.nan
 
     def features(self, units: Floats) -> Floats:
-        """The rank between 0 and 1, or a column for each choice: two choices are as far apart as two ends."""
+        """The rank scaled to 0 to 1; for unordered choices one column each, so that any two are at distance 1."""
         indices = np.minimum((units * self.count).astype(np.int64), self.count - 1)
         if self.ordered:
             return (indices / (self.count - 1.0))[:, None]
@@ -195,19 +195,19 @@ class ChoiceAxis:
 
 
 def _part(unit: float, count: int) -> int:
-    """In which of so many equal parts of the interval a coordinate is."""
+    """The index of the part that holds a coordinate, where the interval has ``count`` equal parts."""
     return min(int(min(max(unit, 0.0), 1.0) * count), count - 1)
 
 
 def _middles(units: Floats, count: int) -> Floats:
-    """The middles of the parts that coordinates are in."""
+    """For each coordinate, the middle of its part, where the interval has ``count`` equal parts."""
     return (np.minimum(np.floor(np.clip(units, 0.0, 1.0) * count), count - 1) + 0.5) / count
 
 
 def counted(distribution: BaseDistribution | None, value: Any) -> Any:
-    """A real number of a range with steps as how many steps it is above the low end; any other value as it is.
+    """For a real range with a step, the number of steps above the low end; any other value unchanged.
 
-    What is written as 0.3 and what is computed as 0.1 + 2 · 0.1 are one value of such a range, and not equal.
+    0.3 and 0.1 + 2 · 0.1 are the same value of such a range, but are not equal as floating-point numbers.
     """
     if not isinstance(distribution, FloatDistribution) or distribution.step is None:
         return value
@@ -215,12 +215,12 @@ def counted(distribution: BaseDistribution | None, value: Any) -> Any:
 
 
 def most_points(space: Mapping[str, BaseDistribution]) -> float:
-    """As many points as a space has at most, infinite with a real range: conditions leave some of them out."""
+    """Upper bound of a space's number of points, infinite with a real range; conditions may exclude some."""
     return math.prod(axis_of(each).count or math.inf for each in space.values())
 
 
 def axis_of(distribution: BaseDistribution) -> Axis:
-    """The axis of one of Optuna's distributions."""
+    """The axis for one of Optuna's distributions."""
     if isinstance(distribution, CategoricalDistribution):
         return ChoiceAxis(tuple(distribution.choices))
     if isinstance(distribution, IntDistribution):

@@ -1,4 +1,4 @@
-"""Optuna's parts by name: the arguments in a study file checked against the signature, then built."""
+"""Finds samplers, pruners and schedulers by name, checks their arguments in a study file, and builds them."""
 
 import inspect
 import re
@@ -13,19 +13,19 @@ from hpo.config.paths import join_path, nearest, split_path, suggest_name
 from hpo.config.spec import StudySpec
 from hpo.search.hub import PREFIX, REGISTRY, find_in_hub
 
-#: How names of such classes end, misspelt ones too.
+#: The end of a class name that says its kind, also misspelt.
 _KIND: Final = re.compile(r"(Sampl|Prun|Sched)\w*$", re.IGNORECASE)
 
 
 def known_class(name: str, registry: Mapping[str, type]) -> type | None:
-    """The class that a short name, or Optuna's own class name, stands for; None where there is none."""
+    """The class with this short name, or with this class name; None where there is none."""
     return next(
         (known for short, known in registry.items() if name.lower() == short or name == known.__name__), None
     )
 
 
 def meant(name: str, registry: Mapping[str, type]) -> str:
-    """The short name that an import path, or a misspelt class name, is for; the name itself if there is none."""
+    """The short name that an import path or a misspelt class name probably means; else the name itself."""
     stem = _KIND.sub("", name.rpartition(".")[2])
     names = {_KIND.sub("", kind.__name__): short for short, kind in registry.items()}
     names |= {short: short for short in registry}
@@ -41,12 +41,12 @@ def find_class(
     base: type,
     also: tuple[str, ...] = (),
 ) -> type:
-    """The class that a node's ``name`` stands for: its short name, Optuna's own class name, or one of OptunaHub.
+    """The class that a node's ``name`` means: a short name, a class name of Optuna, or a package of OptunaHub.
 
-    ``also`` are names that stand for others, for who mistypes one.
+    ``also`` are further valid names, such as ``auto``, that the error may suggest.
 
     Raises:
-        InputError: There is no such name; the nearest one is given.
+        InputError: No class has this name; the error suggests the nearest name.
     """
     name = str(node["name"])
     if name.startswith(PREFIX):
@@ -59,7 +59,7 @@ def find_class(
 
 
 def arguments_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands beside the name, for the class."""
+    """The arguments for the class: every key beside the name."""
     beside = {"name", REGISTRY} if str(node["name"]).startswith(PREFIX) else {"name"}
     return {key: value for key, value in node.items() if key not in beside}
 
@@ -72,12 +72,12 @@ def check_arguments(
     taken: tuple[str, ...] = (),
     beside: tuple[str, ...] = (),
 ) -> None:
-    """Refuse arguments that ``kind`` does not take, or that the study sets itself (``taken``).
+    """Refuse arguments that ``kind`` does not take, or that hpo sets itself (``taken``).
 
-    ``beside`` are keys that may stand among the arguments all the same: a name may be meant for one of them.
+    ``beside`` are valid keys of the section that are not arguments; the error may suggest them for a misspelt one.
 
     Raises:
-        InputError: At the first such argument, or one of a wrong type, or where a required one is missing.
+        InputError: An argument is unknown, taken or of a wrong type, or a required one is missing.
     """
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     signature = inspect.signature(kind).parameters
@@ -102,7 +102,7 @@ _REFERENCE: Final = "see its arguments in docs/reference/samplers.md"
 
 
 def page_of(path: str, name: str) -> str:
-    """Where a person reads what the arguments of that name mean, to be said as a fix."""
+    """The fix that says where the arguments of this sampler, pruner or scheduler are documented."""
     if name.startswith(PREFIX):
         return "see the package's page on OptunaHub"
     optunas = "; those of Optuna's classes are explained in Optuna's documentation"
@@ -112,7 +112,7 @@ def page_of(path: str, name: str) -> str:
 def construct(
     spec: StudySpec, path: str, kind: type, arguments: Mapping[str, Any], written: Mapping[str, Any]
 ) -> Any:
-    """Build it; what the constructor finds wrong becomes an InputError at ``path``, with what was ``written``."""
+    """Build ``kind``; an error of its constructor becomes an InputError at ``path`` that shows ``written``."""
     try:
         with warnings.catch_warnings():
             # A study file that names an experimental part asks for it.

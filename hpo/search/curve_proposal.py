@@ -1,4 +1,4 @@
-"""The point that a model of all learning curves expects the most of at its end."""
+"""Proposes the next point for `CurveGPSampler`: the one with the greatest expected improvement at its end."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from hpo.search.schedulers.freeze_thaw.proposals import Proposals
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, rows_of, table_of
 from hpo.search.trial_curves import TrialCurves
 
-#: Rows that the scales are fitted to, at most: fitting costs the most, and as many as the model has make no better
-#: proposals.
+#: At most so many rows are used to fit the scales: fitting is the most costly part, and fitting to all of the
+#: model's rows gave no better proposals.
 _FITTED_ROWS: Final = 120
 
 
 def proposed(known: TrialCurves, encoding: Encoding, proposals: Proposals) -> Mapping[str, Any] | None:
-    """The untried point of the greatest expected improvement at the horizon; None where there is none.
+    """The untried point with the greatest expected improvement at the horizon; None where there is none.
 
-    Trials that run count as if each had come to its goal as predicted.
+    Each running trial counts as if it had reached its goal with the predicted loss.
 
     Args:
-        known: The study's trials; one at least has a finite last loss.
-        encoding: Its space.
-        proposals: Where points come from.
+        known: The study's trials; at least one has a finite last loss.
+        encoding: The study's search space.
+        proposals: Generates the candidate points.
     """
     try:
         model, parents, incumbent = _believing(known, encoding)
@@ -45,7 +45,7 @@ def proposed(known: TrialCurves, encoding: Encoding, proposals: Proposals) -> Ma
 
 
 def _believing(known: TrialCurves, encoding: Encoding) -> tuple[CurveModel, Floats, float]:
-    """The model, with running trials as predicted; coordinates of the leaders, the best first; what is to beat."""
+    """The model with running trials as predicted; the leaders' coordinates, the best first; the loss to beat."""
     reported, horizon = [curve for curve in known.curves if curve.steps], known.horizon
     warp = Warp(reported)
     table = table_of(reported, encoding, warp, horizon, ROWS)
@@ -59,13 +59,13 @@ def _believing(known: TrialCurves, encoding: Encoding) -> tuple[CurveModel, Floa
     leaders = table.curves[:LEADERS]
     now, _ = model.predict(rows_of(leaders, [curve.done for curve in leaders], encoding, horizon))
     order = np.argsort(now, kind="stable")
-    # What diverged later, or violates a constraint, is nothing to beat.
+    # A trial that diverged later, or that violates a constraint, does not set the loss to beat.
     best = warp(np.array([curve.best for curve in reported if math.isfinite(curve.last)])) - table.centre
     return model, table.points[order], min(float(now.min()), float(best.min()))
 
 
 def _scales(few: Table, encoding: Encoding, learnt: Earlier) -> Floats:
-    """Fitted from the prior's means each time: nothing but the trials decides, so a study can be repeated."""
+    """Scales fitted from the prior's means each time, so that they depend on the trials alone: repeatable."""
     prior = prior_after(learnt, encoding.lengths)
     values = learnt.known.at(few.rows)
     fixed = learnt.known.covariance(values, values) if learnt.known.functions else None

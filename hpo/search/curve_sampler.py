@@ -1,4 +1,4 @@
-"""`CurveGPSampler`: proposes points by a model of all learning curves."""
+"""`CurveGPSampler`: proposes parameters with a model of all learning curves."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _STREAM: Final = 0xC5
 class CurveGPSampler(BaseSampler):
     """Expected improvement by a Gaussian process over parameters and epochs, fitted to every trial's curve.
 
-    The model is that of the scheduler `freeze_thaw`. It reads the curves of complete, pruned, paused and running
-    trials as they are: a trial that was stopped tells what its epochs tell. So it needs no complete trial, and
-    none of the values that other samplers are shown. Categories, integers and conditions are part of the model;
-    a trial that violates a constraint counts as the worst. The first trials are drawn evenly.
+    The scheduler `freeze_thaw` uses the same model. The model reads the curves of complete, pruned, paused and
+    running trials as they are, so it needs no complete trial, and none of the predicted values that other samplers
+    are shown (`hpo.search.as_predicted`). It handles categories, integers and conditions; a trial that violates a
+    constraint counts as the worst. The first trials are spread evenly over the space.
 
     Randomness comes from the seed and the trial's number.
 
     Args:
-        space: Distributions by parameter, each after those that its conditions name.
-        conditions: By parameter, the values of others under which it exists.
+        space: Distributions by parameter; a parameter comes after those that its conditions name.
+        conditions: By parameter, the values of other parameters under which it exists.
         seed: The study's seed.
-        n_startup_trials: How many trials must have reported before the model is asked, one of them a finite value
-            within the constraints.
-        where: What each point satisfies.
-        independent_sampler: Draws the values that a point lacks: a person gave the others, or no point is untried.
+        n_startup_trials: How many trials must have reported before the model is used; one of them must have a
+            finite last value and keep to the constraints.
+        where: Conditions that each point satisfies.
+        independent_sampler: Draws a value that a point lacks: a person gave the others, or no point is untried.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class CurveGPSampler(BaseSampler):
         self._alone = independent_sampler or RandomSampler(seed=seed)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
-        """The whole space, whatever the trials had of it."""
+        """The whole space, whichever parameters the trials had."""
         return self._space
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """A point that no trial of the study has, as long as one is found."""
+        """An untried point; empty where none is found."""
         from hpo.search.schedulers.freeze_thaw.proposals import Proposals
         from hpo.search.trial_curves import curves_of_trials
 
@@ -75,7 +75,7 @@ class CurveGPSampler(BaseSampler):
         params: Mapping[str, Any] | None = None
         reported = [curve for curve in known.curves if curve.steps]
         if len(reported) >= self._startup and any(math.isfinite(curve.last) for curve in reported):
-            # SciPy takes a quarter of a second to import, which opening a study needs not wait for.
+            # SciPy takes a quarter of a second to import; opening a study need not wait for it.
             from hpo.search.curve_proposal import proposed
 
             with one_thread():
@@ -86,5 +86,5 @@ class CurveGPSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """By chance: every point is taken."""
+        """A value from ``independent_sampler``, for a parameter that the point lacks."""
         return self._alone.sample_independent(study, trial, param_name, param_distribution)

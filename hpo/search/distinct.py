@@ -1,4 +1,4 @@
-"""A sampler that draws points which are wanted: untried ones that satisfy `where`; and the twin of a point."""
+"""A sampler that draws untried points that satisfy `where`, and a search for a trial with equal parameters."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hpo.storage.attributes import IMPORTED_ATTR
 from hpo.storage.lineage import forked_from
 from hpo.storage.optuna_private import all_trials, fixed_params
 
-#: Draws for one trial before one of the points that are left is taken.
+#: Draws for one trial before one of the listed untried points is taken.
 _FEW_DRAWS: Final = 5
 _MOST_LISTED: Final = 10_000
 
 
 def point_key(params: Mapping[str, Any], space: Mapping[str, BaseDistribution]) -> Hashable:
-    """The same for equal parameters in any order; true and 1 are not equal, 1 and 1.0 are.
+    """A key that is the same for equal parameters in any order; true and 1 differ, 1 and 1.0 are equal.
 
-    Real numbers are equal that are the same step of their parameter's distribution, where it is in the space.
+    Two real numbers at the same step of their parameter's distribution in the space are equal.
     """
     return frozenset(
         (name, isinstance(value, bool), counted(space.get(name), value)) for name, value in params.items()
@@ -37,10 +37,10 @@ def point_key(params: Mapping[str, Any], space: Mapping[str, BaseDistribution]) 
 def twin(
     study: Study, number: int, params: Mapping[str, Any], space: Mapping[str, BaseDistribution]
 ) -> FrozenTrial | None:
-    """The earliest trial but ``number`` with these parameters and a result: complete, diverged or pruned.
+    """The earliest trial other than ``number`` with these parameters and a result: complete, diverged or pruned.
 
-    Not one of another study: that may have been trained in another way, and has no checkpoint here. Nor a fork,
-    whose result is not that of its parameters alone.
+    Imported trials don't count: they may have been trained in another way, and have no checkpoint here. Forks
+    don't count either: their result does not depend on their parameters alone.
     """
     states, key = (TrialState.COMPLETE, TrialState.PRUNED), point_key(params, space)
     for other in study.get_trials(deepcopy=False, states=states):
@@ -52,28 +52,30 @@ def twin(
 
 
 class WholePointSampler(PerTrialSampler):
-    """Draws whole points: again where one violates the study's ``where``, or is that of another trial of its own.
+    """Draws whole points, and draws again where a point violates ``where`` or another trial already has it.
 
-    Running trials count. A point that another study has tried is no reason: the best of them are to be tried
-    here, too. Where a few draws bring nothing, one of the points that are left is taken if they can be listed. If
-    they can't, the last draw that satisfies ``where`` is; and if none did, the point nearest to the last draw
-    that does, or any such point for a sampler that has no opinion (``random``, ``qmc``). A draw depends on the
-    study's seed, the trial's number, how often it was drawn, and what is known of the study, so a study can be
-    repeated.
+    All of the study's own trials count, running ones too. Imported trials don't: the best of their points are to
+    be tried in this study too.
 
-    A point is settled before the first of its values is asked for. A trial that resumes, or was enqueued, keeps
-    the values that it has.
+    Where a few draws find no such point, the sampler takes one of the untried points if the points can be listed.
+    Else it takes the last draw that satisfies ``where``. If no draw does, it takes the point that satisfies
+    ``where`` nearest to the last draw, or any such point for a sampler without preferences (``random``, ``qmc``).
+    A draw depends on the study's seed, the trial's number, how often that trial was drawn, and what is known of
+    the study, so a study can be repeated.
+
+    The whole point is chosen before Optuna asks for the first of its values. A trial that resumes, or was
+    enqueued, keeps the values that it has.
 
     Args:
         make: Makes the sampler from a seed in [0, 2**32).
         seed: The study's seed.
-        shown: What the sampler is shown in place of a study.
+        shown: Returns what the sampler is shown in place of a study.
         space: The study's search space.
-        distinct: Whether points that other trials have are drawn again.
-        fixed: Values that each point has; with any, the points are not listed.
-        nearest: The point that satisfies ``where`` nearest to another, from a seed, with the fixed values; None:
-            any will do.
-        draws: Draws for one trial, where the points are too many to list.
+        distinct: Whether to draw again where another trial has the point.
+        fixed: Values that each point has; if there are any, the points are not listed.
+        nearest: From a point and a seed, finds the nearest point that satisfies ``where`` and has the fixed
+            values; None: any valid point will do.
+        draws: Draws for one trial, where there are too many points to list.
     """
 
     def __init__(
@@ -103,7 +105,10 @@ class WholePointSampler(PerTrialSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Empty: the whole point is settled here, and `sample_independent` gives its values."""
+        """Choose the whole point and return nothing: `sample_independent` gives the point's values.
+
+        A trial that already has values gets what the trial's sampler draws, unless the study has ``where``.
+        """
         drawn = super().sample_relative(study, trial, search_space)
         given = self._given(trial)
         if given and not self._space.where:  # it resumes, or was given by a person
@@ -113,7 +118,7 @@ class WholePointSampler(PerTrialSampler):
         return {}
 
     def _given(self, trial: FrozenTrial) -> dict[str, Any]:
-        """The values that a trial has, those of single values aside: Optuna stores them before it draws."""
+        """The values that a trial already has, without parameters of one value: Optuna stores those up front."""
         values = fixed_params(trial) | trial.params
         space = self._space.distributions
         return {name: value for name, value in values.items() if name not in space or not space[name].single()}
@@ -134,7 +139,7 @@ class WholePointSampler(PerTrialSampler):
         for at in range(_FEW_DRAWS if self._points else self._draws):
             if at:
                 last, joint = joint, self.draw_again(study, trial, search_space)
-                # What comes to the same again (QMC's place in its sequence is the trial's) is drawn one by one.
+                # A sampler that draws the same point again (QMC: one place per trial) draws value by value.
                 drawn = {} if joint == last else joint
             point = self._space.draw(partial(self._value, study, trial, drawn, given))
             if self._space.violated(point) is None:
@@ -146,17 +151,17 @@ class WholePointSampler(PerTrialSampler):
         return valid or self._valid(trial, point, given)
 
     def _valid(self, trial: FrozenTrial, point: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A point that satisfies the conditions, near one that does not where the sampler has an opinion."""
+        """A point that satisfies the conditions: near ``point`` if the sampler has preferences, else any."""
         seed = self._seed_of(trial)
         near = self._nearest(point, seed) if self._nearest is not None and not given else None
         points = ValidPoints(self._space, random.Random(seed))
-        # What a person gave may leave none with the values that each point has.
+        # The values that a person gave may leave no valid point with the fixed values.
         return near or (points.found({**self._fixed, **given}) if self._fixed else None) or points.any(given)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """The value at the point that was settled, if one was; else as the trial's sampler does."""
+        """The parameter's value at the chosen point, if one was chosen; else what the trial's sampler draws."""
         if param_name in self._point:
             return self._point[param_name]
         return super().sample_independent(study, trial, param_name, param_distribution)
@@ -180,7 +185,7 @@ class WholePointSampler(PerTrialSampler):
         name: str,
         distribution: BaseDistribution,
     ) -> Any:
-        """The value that the trial would get, by Optuna's rules."""
+        """The value that Optuna would give the trial: given, single, drawn jointly, or drawn independently."""
         if name in given:
             return given[name]
         if distribution.single():

@@ -1,4 +1,4 @@
-"""Optuna's pruners that halve, which see of a study what trials had at the rungs, and no more."""
+"""Optuna's halving pruners, changed to read only the trials' values at rungs instead of whole trials."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hpo.storage.cache import StudyCache
 from hpo.storage.optuna_private import id_of_study, storage_of
 from hpo.storage.rung_values import AtRungs, longest_complete
 
-#: The least that Hyperband's arguments may be; Optuna's own fails at some of them in the middle of a study.
+#: Lower bounds of Hyperband's arguments; with some smaller ones Optuna fails only in the middle of a study.
 _LEAST: Final = {"max_resource": 1, "min_resource": 1, "reduction_factor": 2, "bootstrap_count": 0}
 
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    """A pruner that can read early what it will compare with."""
+    """A pruner that can read in advance what it will compare a trial with."""
 
     def look_ahead(self, study: optuna.Study) -> None:
-        """Read now what the process of a trial would read otherwise."""
+        """Read now what a trial's process would otherwise have to read."""
 
 
 class RungsPruner(pruners.SuccessiveHalvingPruner):
-    """Optuna's `SuccessiveHalvingPruner`, which reads no trials of a study of ours."""
+    """Optuna's `SuccessiveHalvingPruner`; in a study of hpo it reads rung values instead of trials."""
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """See `optuna.pruners.BasePruner`."""
@@ -39,10 +39,10 @@ class RungsPruner(pruners.SuccessiveHalvingPruner):
 
 
 class BracketsFirstHyperbandPruner(pruners.HyperbandPruner):
-    """Optuna's, with its brackets laid out before it is first asked; it reads no trials of a study of ours.
+    """Optuna's `HyperbandPruner` with its brackets made up front; in a study of hpo it reads rung values only.
 
-    A sampler is shown the trials of one bracket, and all of them as long as there are no brackets: the first trial
-    of a process would be drawn otherwise than the same trial later in another.
+    Optuna shows a sampler the trials of one bracket, but all trials as long as there are no brackets. So with
+    brackets made later, the first trial that a process draws would differ from the same trial in another process.
 
     Raises:
         ValueError: An argument is out of range.
@@ -79,12 +79,12 @@ class BracketsFirstHyperbandPruner(pruners.HyperbandPruner):
 def at_rungs(
     study: optuna.Study, among: Callable[[int], bool] | None = None, *, longest: bool = False
 ) -> optuna.Study:
-    """A study that shows its trials as `AtRungs`; any other study than one of ours as it is.
+    """A study that shows its trials as `AtRungs`; a study that hpo does not cache is returned unchanged.
 
     Args:
         study: The study.
-        among: Whether a trial of a number is shown; None: all are.
-        longest: Show one that is as long as the longest complete trial: the first rung follows from it.
+        among: Whether the trial with a number is shown; None: all are.
+        longest: Also show a stand-in as long as the longest complete trial, from which the first rung follows.
     """
     cache = storage_of(study)
     return cast("optuna.Study", _Shown(study, cache, among, longest)) if isinstance(cache, StudyCache) else study

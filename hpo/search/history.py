@@ -1,4 +1,4 @@
-"""How much of a study's history its sampler and pruner are shown."""
+"""Decides how many of a study's trials a worker holds in memory for its sampler and pruner."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
 from hpo.search.schedulers.by_name import make_scheduler
 
-#: Finished and paused trials that a worker holds at most, beside the best; a study of fewer is shown whole.
+#: A worker holds at most so many finished and paused trials, and the best; a smaller study is held whole.
 MOST: Final = 4_000
-#: They learn from an even sample what they learn from all. The others keep what they have to find again (a
-#: population, a grid's order, rungs) in single trials.
+#: Samplers that learn as much from an even sample of the trials as from all. The others store their state (a
+#: population, a grid's order) in single trials, which they must find again.
 _LEARN: Final = (
     samplers.TPESampler,
     samplers.RandomSampler,
@@ -27,7 +27,8 @@ _LEARN: Final = (
     samplers.GPSampler,
     CurveGPSampler,
 )
-#: Or they compare with the best trial, which is in the sample, or with what is read without the trials.
+#: Pruners that need no more than a sample: they compare with the best trial, which is in the sample, or with
+#: values that are read apart from the trials.
 _COMPARE: Final = (
     pruners.NopPruner,
     pruners.MedianPruner,
@@ -40,11 +41,11 @@ _COMPARE: Final = (
 
 
 def most_shown(spec: StudySpec, space: SearchSpace) -> int | None:
-    """How many finished and paused trials a worker holds beside the best; None where the study needs all of them.
+    """How many finished and paused trials a worker holds beside the best; None where it must hold all of them.
 
-    It does with a scheduler that reads trials' curves, several objectives, constraints or reused duplicates, where
-    points of a space without a real range are drawn once, and with a sampler or a pruner that looks for single
-    trials.
+    It must hold all with a scheduler that reads trials' curves, with several objectives, constraints or reused
+    duplicates, where each point of a space without a real range is drawn once, and with a sampler or pruner that
+    looks for single trials.
     """
     study = spec.study
     whole = (
@@ -60,7 +61,7 @@ def most_shown(spec: StudySpec, space: SearchSpace) -> int | None:
 
 
 def _suffices(pruner: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a sample is enough to a pruner of a study file, and to the one that it wraps."""
+    """Whether a sample of the trials is enough for a pruner, and for the pruner that it wraps."""
     kind = known_class(pruner, PRUNERS)
     if kind is not pruners.PatientPruner:
         return kind in _COMPARE

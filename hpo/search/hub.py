@@ -1,4 +1,4 @@
-"""Samplers and pruners of OptunaHub by name, such as ``optunahub:samplers/auto_sampler``."""
+"""Loads samplers and pruners from OptunaHub by name, such as ``optunahub:samplers/auto_sampler``."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from typing import Any, Final
 from hpo.config.spec import StudySpec
 
 PREFIX: Final = "optunahub:"
-#: Where a package is taken from in place of the public registry: a folder with ``samplers`` and ``pruners`` in it.
+#: The key for a local registry in place of the public one: a folder that contains ``samplers`` and ``pruners``.
 REGISTRY: Final = "registry"
 
 
 def find_in_hub(spec: StudySpec, path: str, node: Mapping[str, Any], base: type) -> type:
     """The class that a package of OptunaHub offers.
 
-    The package is downloaded to OptunaHub's cache when it is named first, and read from there afterwards; with
-    ``registry`` beside the name it is read from that folder, seen from the study file.
+    OptunaHub downloads the package to its cache at the first use and reads it from there afterwards. With
+    ``registry`` beside the name, the package is read from that folder, relative to the study file.
 
     Args:
         spec: The study file.
-        path: Where the node stands in it.
-        node: ``name``, perhaps ``registry``. Behind a ``#`` the name may say which of several classes is meant.
+        path: The node's path in it.
+        node: ``name``, and optionally ``registry``. Where a package has several classes, the name says which one
+            after a ``#``.
         base: `optuna.samplers.BaseSampler` or `optuna.pruners.BasePruner`.
 
     Raises:
-        InputError: OptunaHub is not installed, the package can't be loaded, or has not one such class.
+        InputError: OptunaHub is not installed, the package can't be loaded, or it is not clear which class of it
+            is meant.
     """
     package, _, wanted = str(node["name"]).removeprefix(PREFIX).partition("#")
     module = _load(spec, path, package, node.get(REGISTRY))

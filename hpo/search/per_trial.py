@@ -1,4 +1,4 @@
-"""Samplers whose draws depend on the study's seed and the trial's number alone, so that workers draw apart."""
+"""Samplers seeded by the study's seed and the trial's number, so that parallel workers draw different points."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _AGAIN_STREAM: Final = 0xA6
 
 
 class PerTrialSampler(samplers.BaseSampler):
-    """Makes its sampler anew for each trial, from a seed of that trial's own.
+    """Makes a new sampler for each trial, with a seed for that trial.
 
-    Optuna's samplers keep what they learn in the storage, so one made anew knows as much as an old one; what is
-    new is its random stream, which then depends on the study's seed and the trial's number and on nothing that
-    happened in this process before.
+    Optuna's samplers keep what they learn in the storage, so a new one knows as much as an old one. Only its
+    random stream is new: it depends on the study's seed and the trial's number, and on nothing that happened
+    earlier in this process.
 
     Args:
         make: Makes the sampler from a seed in [0, 2**32).
         seed: The study's seed.
-        shown: What the sampler is shown in place of a study, such as `hpo.search.as_predicted.as_predicted`; asked
-            once for each trial that is drawn.
+        shown: Returns what the sampler is shown in place of a study, such as
+            `hpo.search.as_predicted.as_predicted`; called once for each trial that is drawn.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class PerTrialSampler(samplers.BaseSampler):
     def draw_again(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Give the trial another one; returns what it draws jointly of ``search_space``."""
+        """Make another sampler for the trial; returns what it draws jointly, limited to ``search_space``."""
         self._again += 1
         self._renew(study, trial)
-        # A sampler may rely on having been asked this, as TPE with groups does.
+        # Some samplers, such as TPE with groups, rely on this call before `sample_relative`.
         shown = self._as_shown(study, trial)
         joint = self._inner.infer_relative_search_space(shown, trial)
         drawn = self._inner.sample_relative(shown, trial, joint)
-        # Optuna refuses more than it has asked for: a trial that has just ended may have widened the space.
+        # Optuna refuses parameters that it did not ask for, and a trial that has just ended may have added some.
         return {name: value for name, value in drawn.items() if name in search_space}
 
     def _renew(self, study: Study, trial: FrozenTrial) -> None:
         self._inner = self._make(self._seed_of(trial))
-        # What it is shown is made when it draws: for a trial that resumes, or that has its point, it never does.
+        # The view that it is shown is made only when it draws: a trial that resumes or has its point needs none.
         self._inner.before_trial(study, trial)
 
     def _as_shown(self, study: Study, trial: FrozenTrial) -> Study:
@@ -86,10 +86,10 @@ class PerTrialSampler(samplers.BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """As such a sampler does, from a seed of the parameter's own.
+        """What a new sampler draws, with a seed for this parameter.
 
-        So it does not matter which parameters were drawn before: a trial that was lost after some of them gets
-        the others as it would have.
+        So the value does not depend on which parameters were drawn before: a trial that was lost after some of
+        them gets the same values for the others.
         """
         sampler = self._make(self._seed_of(trial, zlib.crc32(param_name.encode())))
         return sampler.sample_independent(self._as_shown(study, trial), trial, param_name, param_distribution)
@@ -102,9 +102,10 @@ class PerTrialSampler(samplers.BaseSampler):
 
 
 class NumberedQMCSampler(samplers.QMCSampler):
-    """Optuna's, with the trial's number as its place in the sequence.
+    """Optuna's `QMCSampler` with the trial's number as its place in the sequence.
 
-    Optuna counts places in the storage, by a read and a write: workers that ask at the same time take the same.
+    Optuna counts places in the storage with a read and then a write, so workers that draw at the same time would
+    take the same place.
     """
 
     _place = 0

@@ -1,4 +1,4 @@
-"""Where trials that were stopped or paused would have ended, by the curve model."""
+"""Predicts, with the curve model, the final losses of trials that were stopped or paused."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
 from hpo.search.schedulers.seen import Curve
 
-#: Rows that the model reads, at most; fewer where many are asked for, each of which costs as much as a row does.
+#: At most so many rows go into the model; fewer with more than `_MANY` trials, as each prediction costs about as
+#: much as a row.
 _ROWS: Final = 200
 _FEW_ROWS: Final = 120
 _MANY: Final = 250
 
 
 def predicted_ends(curves: Sequence[Curve], encoding: Encoding, horizon: int) -> dict[int, float]:
-    """The expected loss at the horizon of each trial that has not ended by itself, by the trial's number.
+    """The expected loss at the horizon of each trial that has not trained to its end, by trial number.
 
-    The model is that of `hpo.search.schedulers.freeze_thaw.kernel` at the means of its prior: nothing is fitted,
-    so the same trials always give the same numbers. It needs no complete trial. Which trial ends ahead of which
-    it says nearly as well as with fitted scales, and better than last values, fits of single curves, or
-    regressions from epoch to epoch do (docs/search.md).
+    The model is that of `hpo.search.schedulers.freeze_thaw.kernel` with its scales at the prior's means: nothing
+    is fitted, so the same trials always give the same numbers. It needs no complete trial. It ranks trials nearly
+    as well as with fitted scales, and better than last values, fits of single curves or regressions from epoch to
+    epoch (docs/search.md).
 
     Args:
         curves: The study's trials.
-        encoding: Its space.
+        encoding: The study's search space.
         horizon: Epochs of a whole trial.
 
     Returns:
-        Of every trial that is not whole and whose last loss is finite; never above the trial's best loss.
+        One loss for every trial that is not whole and whose last loss is finite, at most the trial's best loss.
     """
     reported = [curve for curve in curves if curve.steps]
     wanted = [curve for curve in reported if not curve.seen.whole and math.isfinite(curve.last)]
@@ -61,10 +62,10 @@ def predicted_ends(curves: Sequence[Curve], encoding: Encoding, horizon: int) ->
 def _own_part(
     model: CurveModel, table: Table, warp: Warp, curves: Sequence[Curve], x: Floats, horizon: int
 ) -> Floats:
-    """What the last losses of trials that the model has no rows of add to their ends.
+    """For trials without rows in the model, the correction of the predicted end by the trial's last loss.
 
-    A last loss is expected to be as far from what the model says of its parameters as the trial's own level, own
-    walk and the noise are large; the end shares the level, and of the walk what the kernel between the two says.
+    The last loss differs from the model's prediction by the trial's own level, own walk and noise. The end shares
+    the level fully, and the walk as far as the kernel between the two epochs says.
     """
     t = places(np.array([curve.done for curve in curves], dtype=np.float64), horizon)
     mean, _ = model.predict(Rows.each(x, t, np.array([curve.number for curve in curves])))

@@ -26,17 +26,17 @@ PRUNERS: Final[Mapping[str, type[pruners.BasePruner]]] = MappingProxyType(
 )
 
 
-#: Of so many epochs of a trial one is the median pruner's warm-up.
+#: The median pruner's default warm-up is one epoch for each so many epochs of the longest trial.
 _EPOCHS_A_WARM_UP_STEP: Final = 10
 
 
 def make_pruner(spec: StudySpec) -> pruners.BasePruner:
     """The pruner of ``study.pruner``.
 
-    Hyperband's ``max_resource`` is the epochs of the longest trial where it is not given: left to itself it would
-    prune nothing before a trial is complete. `PredictedLossPruner` draws its audits by the study's seed.
-    ``median`` leaves each trial alone in a tenth of these epochs where no warm-up is given (docs/search.md).
-    ``patient`` takes another pruner as ``wrapped_pruner``.
+    Where these arguments are left out, hyperband's ``max_resource`` is the epochs of the longest trial (Optuna's
+    default would prune nothing before a trial is complete), `PredictedLossPruner` has the study's seed, and
+    ``median`` never prunes in the first tenth of the longest trial's epochs (docs/search.md). ``patient`` takes
+    another pruner as ``wrapped_pruner``.
 
     Raises:
         InputError: The name or an argument does not fit.

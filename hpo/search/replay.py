@@ -1,14 +1,14 @@
-"""Pruning decisions run again over curves that are known: what a pruner would have saved and lost.
+"""Replays recorded curves under a pruner, to measure how many epochs it would have saved and what it would lose.
 
-The curves go through a real study of Optuna's in memory (ask, report, should_prune, tell), so any pruner can be
-judged, as it is. Training is what is left out: an epoch takes a unit of simulated time. Several
-workers are simulated as they would work beside each other: each takes the next configuration as soon as it is
-free, and the pruner sees all that the others have reported by then.
+The curves pass through a real Optuna study in memory (ask, report, should_prune, tell), so any pruner can be
+judged unchanged. Only the training is left out: an epoch takes one unit of simulated time. Several workers are
+simulated as if they ran at the same time: each takes the next configuration as soon as it is free, and the pruner
+sees all that the others have reported by then.
 
-A curve may hold values that are not finite. Each is reported as it stands and the pruner is asked about it, as in
-Optuna's own loops; where the pruner does not end the trial, it continues along the stored curve. A run of `hpo`
-ends by itself as diverged, without asking, and so does its curve. A trial whose final value is not finite, or that
-violates a bound of its study, counts as the worst value there is.
+A curve may contain values that are not finite. Each is reported as it is and the pruner is asked about it, as in
+Optuna's own loops; if the pruner does not end the trial, the trial continues along the recorded curve. A trial of
+`hpo` that diverges ends by itself, without asking the pruner, and so does its replayed curve. A trial whose final
+value is not finite, or that violates a bound of its study, counts as the worst possible value.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
 #: The share of the configurations, by final value, that count as the top.
 _TOP: Final = 0.05
-#: Standard deviation of the logarithm of the time an epoch takes, where configurations differ in speed: two thirds
-#: of them lie within a factor of 1.6 of the middle.
+#: Standard deviation of the logarithm of an epoch's time, where configurations differ in speed: two thirds of them
+#: lie within a factor of 1.6 of the median.
 _DRIFT: Final = 0.5
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One configuration's run, as it was recorded.
+    """The recorded run of one configuration.
 
     Attributes:
         values: The metric at each report.
         steps: The epoch of each report, counted from 1, rising.
-        final: What the trial ended with; not finite where it diverged, and of no meaning where it was cut short.
-        end: How the trial ends if the pruner lets it continue to the last report: COMPLETE, or what cut it short
-            (PRUNED, FAIL), so that its full result is unknown.
-        feasible: Whether the trial kept to the study's bounds; one that did not is never the best.
-        diverged: Whether the run ended by itself at its last report: the pruner is not asked about that one.
+        final: The trial's final value; not finite where it diverged, and meaningless where it was cut short.
+        end: How the trial ends if the pruner lets it continue to the last report: COMPLETE, or the state in which
+            it was cut short (PRUNED, FAIL), so that its full result is unknown.
+        feasible: Whether the trial kept to the study's bounds; a trial that did not is never the best.
+        diverged: Whether the run diverged at its last report; the pruner is not asked about that report.
 
     Raises:
-        ValueError: There is no report, or not one step for each value.
+        ValueError: There is no report, or values and steps differ in number.
     """
 
     values: tuple[float, ...]
@@ -68,32 +68,32 @@ class RecordedRun:
 
     @property
     def epochs(self) -> int:
-        """How long the run was."""
+        """The length of the run, in epochs."""
         return self.steps[-1]
 
     @property
     def whole(self) -> bool:
-        """Whether it is known how the configuration ends."""
+        """Whether the configuration's full result is known."""
         return self.end == TrialState.COMPLETE
 
     @property
     def judged(self) -> float:
-        """The value that it is judged by; not finite where it can't be the best."""
+        """The value that the trial is judged by; not finite where the trial can't be the best."""
         return self.final if self.feasible else math.nan
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the curves are replayed in.
+    """The circumstances of a replay.
 
     Attributes:
-        direction: Which way is better.
+        direction: Whether the metric is minimised or maximised.
         workers: How many trials run at a time.
-        speed_seed: Draws how long each configuration's epochs take, so that workers drift apart; None: all epochs
-            take the same time, and workers report in turn.
-        max_epochs: The epochs of a whole trial, written to the study as `hpo` writes it; None: the pruner is left
-            to find out.
-        study_name: The study's name. Hyperband's brackets depend on it.
+        speed_seed: Seed for how long each configuration's epochs take, so that workers drift apart; None: all
+            epochs take the same time, and workers report in turn.
+        max_epochs: The epochs of a whole trial, written to the study as `hpo` writes it; None: the pruner has to
+            find out by itself.
+        study_name: The study's name, on which Hyperband's brackets depend.
     """
 
     direction: Literal["minimize", "maximize"] = "minimize"
@@ -104,7 +104,7 @@ class Setting:
 
     @property
     def sign(self) -> int:
-        """What values are multiplied with so that less is better."""
+        """The factor that turns values into ones where less is better."""
         return 1 if self.direction == "minimize" else -1
 
 
@@ -113,10 +113,10 @@ class ReplayedTrial:
     """How a replayed trial ended.
 
     Attributes:
-        row: Its curve's place among the curves.
+        row: The index of its curve.
         epochs: Epochs that it used.
         pruned: Whether the replayed pruner ended it.
-        alpha: What was in force at `PredictedLossPruner`'s first decision against it; None where there was none.
+        alpha: The ``alpha`` in force at `PredictedLossPruner`'s first decision against it; None without one.
     """
 
     row: int
@@ -132,27 +132,27 @@ class ReplayedTrial:
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of the trials under a pruner.
+    """The result of a replay.
 
-    Values are as recorded, whichever direction is better. Trials that were cut short when they were recorded count
-    in the epochs only.
+    Values are as recorded, in either direction. Trials that were cut short when they were recorded count only in
+    the epochs.
 
     Attributes:
         trials: The trials, in the order in which they started.
-        epochs_used: Epochs until their ends.
-        epochs_in_all: Epochs without any pruning.
-        found: The best final value among trials that ran to their end; the worst value there is if none did.
-        best: The best of all final values, those outside the study's bounds left out.
-        median: The median of those that are finite.
-        regret: (found - best) ÷ (median - best): 0 where the best was found, 1 where the search might as well have
-            drawn one configuration; inf where nothing was found, or where it lost and has no median to measure by.
+        epochs_used: Epochs that all trials used together.
+        epochs_in_all: Epochs that they would have used without pruning.
+        found: The best final value among trials that ran to their end; the worst possible value if none did.
+        best: The best of all final values within the study's bounds.
+        median: The median of the finite ones.
+        regret: (found - best) ÷ (median - best): 0 where the best was found, 1 where the result is no better than
+            the median configuration; inf where nothing was found, or where there is no median above the best.
         wrongly_pruned: Pruned trials that would have ended better than the best found.
         top: How many trials are the best 5 %, rounded up.
         top_pruned: How many of those were pruned.
         audited: Trials that ran on as audits.
-        alpha: What was in force at the last trial that was decided against; None where none was.
-        decision_s: Median seconds that the pruner took to decide.
-        slowest_decision_s: The longest that it took.
+        alpha: The ``alpha`` in force at the last trial that the pruner decided against; None where there is none.
+        decision_s: Median seconds that the pruner took for a decision.
+        slowest_decision_s: Seconds that its slowest decision took.
     """
 
     trials: tuple[ReplayedTrial, ...]
@@ -178,18 +178,18 @@ class Replay:
 
 @dataclass(frozen=True)
 class Summary:
-    """Several replays of one pruner.
+    """The figures of several replays of one pruner, summed up.
 
     Attributes:
         epochs_fraction: Mean of epochs used ÷ epochs in all.
         regret: Mean regret.
-        worst_regret: The largest.
+        worst_regret: The largest regret.
         wrongly_pruned: Mean number of trials pruned that would have ended better than the best found.
         top_pruned: Of the best 5 % of the trials, the share that was pruned.
         audited: Mean number of trials that ran on as audits.
-        alpha: Mean of what was in force at last; None where no replay has an alpha.
-        decision_ms: Median over the replays of the median time to decide, milliseconds.
-        slowest_decision_ms: The longest, milliseconds.
+        alpha: Mean of the replays' last ``alpha``; None where no replay has one.
+        decision_ms: Median over the replays of the median time of a decision, in milliseconds.
+        slowest_decision_ms: The time of the slowest decision, in milliseconds.
     """
 
     epochs_fraction: float
@@ -204,11 +204,11 @@ class Summary:
 
 
 def whole_curves(rows: Iterable[ArrayLike]) -> list[RecordedRun]:
-    """Curves that each end with their last value.
+    """Runs of complete trials, whose final values are the last ones of their curves.
 
     Args:
-        rows: One array of the metric by epoch for each configuration: an array [configurations, epochs], or rows
-            of different lengths. Values that are not finite stay where they are.
+        rows: The metric by epoch, for each configuration: an array [configurations, epochs], or rows of different
+            lengths. Values that are not finite are kept.
     """
     values = [tuple(map(float, np.asarray(row, dtype=np.float64))) for row in rows]
     return [RecordedRun(row, tuple(range(1, len(row) + 1)), row[-1] if row else math.nan) for row in values]
@@ -223,13 +223,13 @@ def replay(
     """Run the configurations of some curves under a pruner.
 
     Args:
-        curves: The configurations.
-        pruner: The pruner; one of its own for each replay, since some keep what they have worked out.
+        curves: The recorded runs, one for each configuration.
+        pruner: The pruner; a new one for each replay, since some pruners keep state.
         setting: Direction, workers and so on.
-        order: The rows in the order in which they are tried; None: as they come. May leave rows out.
+        order: Indices of the curves in the order in which they are tried, possibly not all; None: as given.
 
     Raises:
-        ValueError: Nothing is to be replayed, no final value is known, or there is no worker.
+        ValueError: No curve of ``order`` is whole, or there is no worker.
     """
     rows = list(range(len(curves)) if order is None else map(int, order))
     if not any(curves[row].whole for row in rows):
@@ -238,7 +238,7 @@ def replay(
         raise ValueError("it takes at least one worker")
     simulation = _Simulation(curves, rows, pruner, setting)
     with warnings.catch_warnings():
-        # What NumPy says to Optuna's pruners about values that are not finite; they continue with that.
+        # NumPy warns where Optuna's pruners compute with values that are not finite; they cope with the result.
         warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
         warnings.filterwarnings("ignore", "invalid value", RuntimeWarning, module=r"numpy\.")
         simulation.run()
@@ -246,10 +246,10 @@ def replay(
 
 
 def summarize(replays: Sequence[Replay]) -> Summary:
-    """The figures of several replays in one.
+    """Sum up the figures of several replays.
 
     Raises:
-        ValueError: There are none.
+        ValueError: There is no replay.
     """
     if not replays:
         raise ValueError("there is no replay to sum up")
@@ -272,7 +272,7 @@ def summarize(replays: Sequence[Replay]) -> Summary:
 
 @dataclass
 class _Run:
-    """A trial under way."""
+    """A running trial."""
 
     row: int
     curve: RecordedRun
@@ -283,13 +283,13 @@ class _Run:
 
     @property
     def next_at(self) -> float:
-        """When it reports next."""
+        """The simulated time of its next report."""
         return self.started + self.pace * self.curve.steps[self.reports]
 
 
 @dataclass
 class _Simulation:
-    """Workers on one study, from event to event; of events at one time the lower worker's comes first."""
+    """Simulates workers on one study, event by event; at equal times the lower worker's event comes first."""
 
     curves: Sequence[RecordedRun]
     rows: list[int]
@@ -303,14 +303,14 @@ class _Simulation:
             study_name=self.setting.study_name,
             direction=self.setting.direction,
             pruner=self.pruner,
-            sampler=optuna.samplers.RandomSampler(seed=0),  # has nothing to draw, and does it fast
+            sampler=optuna.samplers.RandomSampler(seed=0),  # draws nothing, and costs the least
         )
         if self.setting.max_epochs is not None:
             self._study.set_user_attr(MAX_EPOCHS_ATTR, self.setting.max_epochs)
         self._paces = paces(len(self.curves), self.setting.speed_seed)
 
     def run(self) -> None:
-        """Run all rows to their ends."""
+        """Run all trials to their ends."""
         waiting = iter(self.rows)
         events = [(0.0, worker) for worker in range(self.setting.workers)]
         running: dict[int, _Run] = {}
@@ -326,7 +326,7 @@ class _Simulation:
             heapq.heappush(events, (running[worker].next_at, worker))
 
     def _is_over(self, run: _Run) -> bool:
-        """Report the next value and ask; whether the trial has ended with that."""
+        """Report the next value and ask the pruner; returns whether the trial has ended."""
         curve, trial = run.curve, run.trial
         step = curve.steps[run.reports]
         trial.report(curve.values[run.reports], step)
@@ -354,7 +354,7 @@ class _Simulation:
 
 
 def paces(count: int, seed: int | None) -> list[float]:
-    """Time that each configuration's epochs take, [configurations]; the same for all without a seed."""
+    """Simulated time of an epoch, for each configuration [configurations]; 1 for all without a seed."""
     if seed is None:
         return [1.0] * count
     drawn: list[float] = np.exp(_DRIFT * np.random.default_rng(seed).standard_normal(count)).tolist()
@@ -394,7 +394,7 @@ def _judged(
 
 
 def regret(found: float, best: float, median: float) -> float:
-    """(found - best) ÷ (median - best), for values of which less is better; inf where the median is no measure."""
+    """(found - best) ÷ (median - best), where less is better; inf where the median is not finite or not worse."""
     if found == best:
         return 0.0
     return (found - best) / (median - best) if best < median < math.inf else math.inf

@@ -1,4 +1,4 @@
-"""Samplers by name, made so that parallel workers never draw the same point and a study can be repeated."""
+"""Builds samplers by name, so that parallel workers never draw the same point and a study can be repeated."""
 
 from __future__ import annotations
 
@@ -47,37 +47,38 @@ SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _EXHAUSTIVE: Final = (samplers.GridSampler, samplers.BruteForceSampler)
-#: They read no trial's value: the curves themselves say more than what is predicted from them, or nothing is read.
+#: Samplers that use no predicted values: they read the curves themselves, which say more, or no trial at all.
 _NO_VALUES: Final = (CurveGPSampler, samplers.RandomSampler, samplers.QMCSampler)
-#: Each point is as good as another to them.
+#: Samplers without preferences: every point is as good as another.
 _NO_OPINION: Final = (samplers.RandomSampler, samplers.QMCSampler)
-#: Draws for one trial, where the points are too many to list.
+#: Draws for one trial, where there are too many points to list.
 _DRAWS: Final = 20
-#: Draws of a sampler that takes long, and comes to nearly the same again.
+#: Draws for one trial with a sampler that is slow and would draw nearly the same point again.
 _FEW_DRAWS: Final = 2
-#: Arguments that the study sets itself; of every other sampler, the seed.
+#: Arguments that hpo sets itself; for every other sampler, only the seed.
 TAKEN: Final[Mapping[type, tuple[str, ...]]] = MappingProxyType(
     {
         CurveGPSampler: ("seed", "space", "conditions", "where", "independent_sampler"),
         **dict.fromkeys(_EXHAUSTIVE, ("seed", "search_space", "avoid_premature_stop")),
     }
 )
-#: Arguments of TPE where trials may differ in which parameters they have: without them, what only some trials have
-#: would be drawn by itself, blind to the rest.
+#: Arguments of TPE where trials may have different parameters: without them, TPE would draw a parameter that only
+#: some trials have on its own, without regard to the others.
 _VARYING: Final = MappingProxyType({"multivariate": True, "group": True})
 
 
 class ExhaustiveSampler(samplers.BaseSampler):
     """Every point of a finite space once, in an order shuffled by the seed: ``grid`` and ``brute_force``.
 
-    A trial's point follows from its rank among the trials that were not enqueued or imported, so workers can't
-    take the same one; the baseline's point is left out. (Optuna's own choose among the points unvisited so far:
-    two that ask at the same time may get the same, and the last one's end raises from ``tell``.)
+    A trial's point follows from its rank among the trials that were not enqueued or imported, so two workers never
+    take the same point; the baseline's point is left out. (Optuna's own samplers choose among the points that are
+    unvisited so far: two trials that ask at the same time may get the same point, and ``tell`` raises at the end
+    of the last one.)
 
     Args:
         points: All points, each parameter name → value.
         seed: Seed of the order.
-        space: Distributions of the parameters, by which a point is known again.
+        space: Distributions of the parameters, used to recognise a point.
     """
 
     def __init__(
@@ -101,11 +102,14 @@ class ExhaustiveSampler(samplers.BaseSampler):
         self._point = self._points[rank] if rank < len(self._points) and not has_own_point(trial) else {}
 
     def left(self, trials: Sequence[FrozenTrial]) -> int:
-        """How many points there are for trials to draw: all but that of the baseline."""
+        """How many points trials can draw: all but the baseline's."""
         return len(self._points) - (self._baseline_at(trials) < len(self._points))
 
     def _baseline_at(self, trials: Sequence[FrozenTrial]) -> int:
-        """The baseline's place in the order, the end where there is none; it is in the queue before any draw."""
+        """The baseline's index in the order, or the end where there is none.
+
+        The result can be kept: the baseline is in the queue before any trial is drawn.
+        """
         if self._baseline is None:
             base = next((trial for trial in trials if BASELINE_ATTR in trial.user_attrs), None)
             if base is None:
@@ -146,7 +150,7 @@ class ExhaustiveSampler(samplers.BaseSampler):
 
 
 def has_own_point(trial: FrozenTrial) -> bool:
-    """Whether a trial was enqueued or imported, and so takes no point of a grid."""
+    """Whether a trial was enqueued or imported, so that it takes no point of a grid."""
     return FIXED_PARAMS_ATTR in trial.system_attrs or IMPORTED_ATTR in trial.system_attrs
 
 
@@ -168,7 +172,7 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     def make(seed: int) -> samplers.BaseSampler:
         return _make(spec, space, "study.sampler", node, seed)
 
-    if spec.defines_by_run:  # nothing is known of the space before it is drawn from
+    if spec.defines_by_run:  # the space is not known before a trial draws from it
         return PerTrialSampler(make, section.seed, _as_it_is)
     *around, (kind, _, _) = _layers(spec, "study.sampler", node)
     fixed: dict[str, Any] = {}
@@ -176,9 +180,9 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
         fixed |= _fixed(spec, space, path, outer)
     encoding = Encoding(space.distributions, space.conditions, space.where)
     shown = _as_it_is if kind in _NO_VALUES else partial(as_predicted, encoding=encoding)
-    # A scheduler pauses trials: while they have no result to reuse, a second trial would train what they have.
+    # A paused trial has no result to reuse, so with a scheduler a duplicate would train the same thing again.
     draws_others = {"resample"} if spec.study.scheduler is None else {"resample", "reuse"}
-    # Two draws from a real range are never equal: there is nothing to look for.
+    # Two draws from a real range are never equal, so there are no duplicates to look for.
     distinct = spec.study.duplicates in draws_others and not space.is_continuous
     if not distinct and not space.where:
         return PerTrialSampler(make, section.seed, shown)
@@ -196,7 +200,7 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
 
 
 def drawing_sampler(spec: StudySpec) -> tuple[str, str]:
-    """Place and name of the sampler that draws a study's points: of ``partial_fixed``, the one inside of it."""
+    """Path and name of the sampler that draws a study's points; for ``partial_fixed``, the one inside it."""
     node: Mapping[str, Any] = spec.study.sampler.kwargs
     path, name = "study.sampler", chosen_sampler(spec).name
     while known_class(name, SAMPLERS) is samplers.PartialFixedSampler:
@@ -207,7 +211,7 @@ def drawing_sampler(spec: StudySpec) -> tuple[str, str]:
 
 
 def import_models(spec: StudySpec) -> None:
-    """Import now what the study's sampler needs for its draws: else the process of each trial would do so anew."""
+    """Import the modules that the study's sampler draws with, so that each trial's process need not do so."""
     section, kind = spec.study, known_class(drawing_sampler(spec)[1], SAMPLERS)
     if kind is CurveGPSampler:
         import hpo.search.curve_proposal
@@ -224,7 +228,7 @@ def _as_it_is(study: Study) -> Study:
 def _layers(
     spec: StudySpec, path: str, node: Mapping[str, Any]
 ) -> Iterator[tuple[type[samplers.BaseSampler], str, Mapping[str, Any]]]:
-    """Class, path and node of a sampler, and of those inside of ``partial_fixed``: the last one draws."""
+    """Class, path and node of a sampler, and of those inside ``partial_fixed``; the last one draws."""
     kind = _checked(spec, path, node)
     yield kind, path, node
     if kind is samplers.PartialFixedSampler:
@@ -234,7 +238,7 @@ def _layers(
 
 def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[samplers.BaseSampler]:
     kind = find_class(spec, path, node, SAMPLERS, samplers.BaseSampler, (AUTO,))
-    beside = ("seed",) if path == "study.sampler" else ()  # those inside of it have its seed
+    beside = ("seed",) if path == "study.sampler" else ()  # an inner sampler has the outer one's seed
     check_arguments(spec, path, kind, arguments_of(node), TAKEN.get(kind, ("seed",)), beside)
     if kind is CurveGPSampler and spec.study.objectives is not None:
         fix = "name one for several objectives, such as nsgaii or tpe"
@@ -257,7 +261,7 @@ def _make(
     seed: int,
     fixed: Mapping[str, Any] = _NOTHING,
 ) -> samplers.BaseSampler:
-    """``fixed``: the values that samplers around this one give each point."""
+    """Build a sampler; ``fixed`` are the values that the samplers around it give each point."""
     kind = _checked(spec, path, node)
     if kind in _EXHAUSTIVE:
         fix = "name it as the study's sampler, or take another one here"
@@ -273,15 +277,15 @@ def _make(
             inner = _named(spec, f"{path}.{name}", arguments[name])
             arguments[name] = _make(spec, space, f"{path}.{name}", inner, seed, fixed)
     if kind is samplers.QMCSampler:
-        # Its processes share one sequence, so one seed; what it draws on its own must still differ.
+        # All workers share one sequence, so one seed; independent draws still need a seed for each trial.
         arguments.setdefault("independent_sampler", samplers.RandomSampler(seed=seed))
         seed, kind = spec.study.sampler.seed, NumberedQMCSampler
-    if kind is CurveGPSampler:  # it tells trials apart by their numbers, what it draws on its own aside
+    if kind is CurveGPSampler:  # it mixes in the trial's number itself, except in independent draws
         arguments |= {"conditions": space.conditions, "where": space.where}
         arguments["space"] = _space_with(space, fixed)
         arguments["independent_sampler"] = samplers.RandomSampler(seed=seed)
         seed = spec.study.sampler.seed
-    if issubclass(kind, samplers.QMCSampler | samplers.CmaEsSampler):  # a line at each parameter of each draw
+    if issubclass(kind, samplers.QMCSampler | samplers.CmaEsSampler):  # they would warn at each independent draw
         arguments.setdefault("warn_independent_sampling", False)
     if "seed" in inspect.signature(kind).parameters:
         arguments["seed"] = seed
@@ -290,16 +294,16 @@ def _make(
 
 
 def tpe_arguments(space: Mapping[str, BaseDistribution], conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of TPE where the study file leaves them out; chosen by the measurements of docs/search.md."""
+    """Default arguments of TPE, chosen by the measurements in docs/search.md; a study file overrides them."""
     if conditions:
         return dict(_VARYING)
     if any(isinstance(each, CategoricalDistribution) for each in space.values()):
-        return {}  # choices that depend on each other are found together only
+        return {}  # only Optuna's multivariate default finds choices that depend on each other
     return {"multivariate": False, "constant_liar": False}
 
 
 def _fixed(spec: StudySpec, space: SearchSpace, path: str, node: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that ``partial_fixed`` gives each point, as they are stored: Optuna takes what is in no space."""
+    """The values that ``partial_fixed`` gives each point, as stored; refused here, as Optuna checks no value."""
     path, given = f"{path}.fixed_params", node["fixed_params"]
     if not isinstance(given, Mapping):
         fix = "write for example `{optimizer.lr: 1e-3}`"
@@ -316,7 +320,7 @@ def _fixed(spec: StudySpec, space: SearchSpace, path: str, node: Mapping[str, An
 
 
 def _space_with(space: SearchSpace, fixed: Mapping[str, Any]) -> dict[str, BaseDistribution]:
-    """The distributions where these parameters have one value each: a model of points sees the others alone."""
+    """The distributions with each fixed parameter reduced to its value, so that a model sees the others alone."""
     return {
         name: _single(each, fixed[name]) if name in fixed else each for name, each in space.distributions.items()
     }

@@ -1,4 +1,4 @@
-"""A study's trials as curves: what the curve model is shown for a sampler."""
+"""Turns a study's trials into the learning curves that the curve model reads for a sampler."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from hpo.storage.optuna_private import id_of_study, storage_of
 
 @dataclass(frozen=True)
 class TrialCurves:
-    """Trials as curves.
+    """The learning curves of a study's trials.
 
     Attributes:
-        curves: The study's own trials, by number. One that was complete before the horizon has its value there,
-            and so has one that never reported; one that diverged is infinite there, or after its last report where
-            the horizon is a guess, and one that failed at its last report, or without a report after its first
-            epoch.
-        earlier: Those that were imported from studies that are known, by the study's name: their losses may be of
-            another level.
+        curves: The trials by number, without those in ``earlier``. A trial that was complete before the horizon,
+            or that never reported, has its value at the horizon. A trial that diverged is infinite at the horizon,
+            or after its last report where the horizon is a guess. A trial that failed is infinite at its last
+            report, or after its first epoch if it never reported.
+        earlier: The trials that were imported from studies whose name is known, by that name: their losses may be
+            on another level.
         horizon: Epochs of a whole trial, or a guess.
     """
 
@@ -43,9 +43,10 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
     """The curves of a study with one objective.
 
     Args:
-        study: The study; of it the direction and the epochs of a whole trial are read.
+        study: The study, for its direction and the epochs of a whole trial.
         trials: Its trials.
-        bounded: Whether a trial that violates a constraint counts as the worst, unless training may mend that.
+        bounded: Whether a trial that violates a constraint counts as the worst, unless training may still bring it
+            within the constraint.
     """
     lasting = lasting_bounds(trials) if bounded else None
     attrs = storage_of(study).get_study_user_attrs(id_of_study(study))
@@ -61,12 +62,12 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
 
 
 def has_diverged(trial: FrozenTrial) -> bool:
-    """Whether a trial of a study with one objective has ended by diverging: its value is no number."""
+    """Whether a trial has diverged, in a study with one objective: it is complete and its value is not finite."""
     return trial.state == TrialState.COMPLETE and trial.value is not None and not math.isfinite(trial.value)
 
 
 def _seen(trial: FrozenTrial, horizon: int | None, lasting: Collection[str] | None) -> Seen:
-    """As the model is shown it; ``lasting`` are the bounds that training does not mend, None where none count."""
+    """A trial as the model sees it; ``lasting``: the bounds that training does not mend, None to ignore bounds."""
     state, bounds = state_of(trial), [] if lasting is None else violated(trial.constraints)
     end = _known_end(trial, feasible=not bounds)
     values, last = trial.intermediate_values, horizon or 1
@@ -89,7 +90,7 @@ def _seen(trial: FrozenTrial, horizon: int | None, lasting: Collection[str] | No
 
 
 def _known_end(trial: FrozenTrial, *, feasible: bool) -> float | None:
-    """The value that a trial has at the horizon wherever it ended; NaN: the worst. None: that is not known."""
+    """The value that a trial counts with at the horizon, wherever it ended: NaN for the worst, None if unknown."""
     if trial.state == TrialState.COMPLETE:
         return trial.value
     if trial.state != TrialState.PRUNED or not trial.intermediate_values:

@@ -1,4 +1,4 @@
-"""Whether a study's sampler and pruner work with their arguments, seen in a study in memory."""
+"""Checks that a study's sampler and pruner work with their arguments, by trying them in a study in memory."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.samplers import SAMPLERS
 from trainer.error_text import error_text
 
-#: Arguments that say how many trials a sampler draws before it looks at others.
+#: Arguments that say how many trials a sampler draws before it uses the results of earlier ones.
 _BEGINS: Final = ("n_startup_trials", "population_size")
-#: Trials in memory at most; a sampler that begins later is not asked that far.
+#: At most so many trials are drawn in memory, even if the sampler would use results only later.
 _MOST: Final = 100
-#: A draw of theirs takes a second, and their constructors see all that can be wrong with their arguments.
+#: Samplers whose draws take a second each, and whose constructors check all of their arguments.
 _SLOW: Final = (samplers.GPSampler, CurveGPSampler)
 
 
 def try_out(spec: StudySpec, space: SearchSpace, sampler: samplers.BaseSampler, pruner: BasePruner) -> None:
     """Refuse arguments that a sampler or a pruner can't work with.
 
-    Optuna looks at some of them no earlier than it uses them: where a study file gives a sampler arguments, it
-    draws until it looks at other trials.
+    Optuna checks some arguments only when it uses them. So where a study file gives the sampler arguments, trials
+    are drawn until the sampler uses the results of earlier ones.
 
     Args:
         spec: The study file.
@@ -40,7 +40,7 @@ def try_out(spec: StudySpec, space: SearchSpace, sampler: samplers.BaseSampler, 
         pruner: Its pruner.
 
     Raises:
-        InputError: One of the two fails.
+        InputError: The sampler or the pruner fails.
     """
     directions = list(spec.study.goals.values())
     study = optuna.create_study(directions=directions, sampler=sampler, pruner=pruner)
@@ -61,13 +61,13 @@ def try_out(spec: StudySpec, space: SearchSpace, sampler: samplers.BaseSampler, 
 def _drawn(spec: StudySpec, space: SearchSpace, study: optuna.Study) -> optuna.Trial:
     trial = study.ask()
     space.suggest(trial)
-    if spec.defines_by_run:  # a sampler looks at its arguments when it draws
+    if spec.defines_by_run:  # the space has no parameters, but the sampler checks its arguments only in a draw
         trial.suggest_float("", 0, 1)
     return trial
 
 
 def _first_trials(node: Mapping[str, Any]) -> int:
-    """How many trials a sampler draws before all of its arguments count; 0 where it is slow, or not Optuna's."""
+    """How many trials a sampler draws before it uses all of its arguments; 0 for slow and unknown samplers."""
     kind = known_class(str(node["name"]), SAMPLERS)
     if kind is None or kind in _SLOW:
         return 0
@@ -82,7 +82,7 @@ def _first_trials(node: Mapping[str, Any]) -> int:
 
 @contextlib.contextmanager
 def _refused(spec: StudySpec, part: str) -> Iterator[None]:
-    """What a sampler or a pruner raises inside, as an error about its section."""
+    """Turn what a sampler or a pruner raises inside into an error about its section."""
     section = getattr(spec.study, part)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Points that satisfy a study's `where`: drawn evenly, and how many there are."""
+"""Draws points that satisfy a study's `where` evenly, and estimates which share of all points does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.search.axes import Axis, axis_of
 
-#: Points that are drawn to say how many satisfy `where`, and at most for one that does.
+#: Points drawn to estimate the share that satisfies `where`; then further ones at most, to find a single valid
+#: point in a check, and in a draw.
 SAMPLE: Final = 2_000
 _LOOKED: Final = 20_000
 _DRAWS: Final = 100_000
@@ -23,11 +24,11 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class ValidPoints:
-    """Draws the points of a space that satisfy its conditions, each as likely as another.
+    """Draws the points of a space that satisfy its conditions, each with the same probability.
 
     Args:
         space: The space.
-        rng: Where the randomness comes from.
+        rng: The source of randomness.
     """
 
     def __init__(self, space: SearchSpace, rng: random.Random) -> None:
@@ -35,15 +36,15 @@ class ValidPoints:
         self._axes: dict[str, Axis] = {path: axis_of(each) for path, each in space.distributions.items()}
 
     def any(self, given: Mapping[str, Any] = _NONE) -> dict[str, Any]:
-        """A point that satisfies them, with these values where it has such parameters: evenly drawn.
+        """An evenly drawn point that satisfies the conditions and has the given values.
 
-        Points of which a choice decides which parameters there are count by choice, not by point.
+        Where a choice decides which parameters a point has, the choices are equally likely, not the points.
 
         Args:
-            given: Values of some parameters.
+            given: Values of some parameters; those that the point does not have are ignored.
 
         Raises:
-            StudyError: None is found in 100,000 draws.
+            StudyError: No such point is found in 100,000 draws.
         """
         found = self.found(given, _DRAWS)
         if found is None:
@@ -56,7 +57,7 @@ class ValidPoints:
         return found
 
     def found(self, given: Mapping[str, Any], draws: int = SAMPLE) -> dict[str, Any] | None:
-        """The same, or None after so many draws."""
+        """The same, or None where ``draws`` draws find none."""
         for _ in range(draws):
             point = self.drawn(given)
             if self._space.violated(point) is None:
@@ -64,7 +65,7 @@ class ValidPoints:
         return None
 
     def drawn(self, given: Mapping[str, Any] = _NONE) -> dict[str, Any]:
-        """One point, whatever holds for it."""
+        """One point, whether or not it satisfies the conditions."""
 
         def value(path: str, _: BaseDistribution) -> Any:
             return given[path] if path in given else self._axes[path].value(self._rng.random())
@@ -72,7 +73,7 @@ class ValidPoints:
         return self._space.draw(value)
 
     def share(self) -> float:
-        """The share of evenly drawn points that satisfy them."""
+        """The share of evenly drawn points that satisfy the conditions."""
         held = sum(self._space.violated(self.drawn()) is None for _ in range(SAMPLE))
         return held / SAMPLE
 
@@ -81,10 +82,10 @@ def check_where(spec: StudySpec, space: SearchSpace) -> float:
     """Refuse conditions that can't be computed, or that hardly any point satisfies.
 
     Returns:
-        The share of evenly drawn points that satisfy them; 1 where there are none.
+        The share of evenly drawn points that satisfy the conditions; 1 where there are no conditions.
 
     Raises:
-        InputError: It is so.
+        InputError: A condition can't be computed, or no drawn point satisfies them all.
     """
     if not space.where:
         return 1.0

@@ -1,1 +1,1 @@
-"""The pruner that predicts the last loss: `pruner` decides by `promise`, which learns from `curves` of trials."""
+"""The pruner by predicted final loss: `pruner` decides with the model in `promise`, from the trials' `curves`."""

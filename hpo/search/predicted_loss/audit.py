@@ -1,20 +1,19 @@
-"""The audit of the pruner's decisions: which condemned trials run on, and what their ends say about ``alpha``.
+"""The audit of the pruner's decisions: which condemned trials run on, and how their ends change ``alpha``.
 
-A trial is *condemned* by the first decision against it, a *survivor* if it is complete and never was. A share of
-the condemned trials runs on to the end. The share is drawn by the study's seed and the trial's number, and so says
-nothing of how the trial looks: what becomes of these says what would have become of the others.
+A trial is *condemned* by the first decision against it. It is a *survivor* if it is complete and was never
+condemned. A share of the condemned trials, the *audited* ones, runs on to the end. They are drawn by the study's
+seed and their numbers, independently of their curves, so their ends show how the pruned ones would have ended.
 
-An audited trial counts as *wrong* if it ends better than the median survivor. A rule that knows nothing would be
-wrong half of the time, one that knows the end never. As it may be wrong at each trial with one unknown
-probability, that has a Beta distribution (Bayes 1763, Phil. Trans. 53; the conjugate prior: Raiffa & Schlaifer
-1961, Applied Statistical Decision Theory), with the rate on the tasks that the weights were fitted on as its
-prior. Two things follow from it:
+An audited trial was condemned *wrongly* if it ends better than the median survivor. A rule that knows nothing is
+wrong half of the time, a rule that knows the end never. If each decision is wrong with the same unknown
+probability, that probability has a Beta distribution (Bayes 1763, Phil. Trans. 53; the conjugate prior: Raiffa &
+Schlaifer 1961, Applied Statistical Decision Theory). The prior is the rate of wrong decisions on the tasks that
+the weights were fitted on. Two things follow from the distribution:
 
-- ``alpha``. Where condemned trials turn out well more often than they did on those tasks, the probability that the
-  model gives is too low, by about as much: the odds of ``alpha`` are divided by the ratio of the odds of being
-  wrong, now to then.
-- The share. It is worth an audit's price in proportion to how large the error may still be: one standard
-  deviation above the mean. Audits without an error lower it, about in inverse proportion to their number.
+- ``alpha``. Where decisions are wrong more often than on those tasks, the model's probabilities are too low by
+  about the same factor. So the odds of ``alpha`` are divided by the ratio of the odds of being wrong, now to then.
+- The share. An audit is worth its cost in proportion to how large the error may still be: one standard deviation
+  above the mean. Audits without an error lower the share about in inverse proportion to their number.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from optuna.trial import FrozenTrial
 
 from hpo.storage.attributes import CONDEMNED_ATTR
 
-# Beta prior: audited trials that were wrong and right, as many as the rate on the fitted tasks is taken for.
+# Beta prior, from the rate on the fitted tasks: as if so many audited trials had been wrong, and right.
 _WRONG, _RIGHT = 1.0, 9.0
-# The odds of alpha change by at most this factor: few audits are no reason to prune everything, or nothing.
+# The odds of alpha change by at most this factor, so that a few audits can't make it prune everything, or nothing.
 _FARTHEST: Final = 4.0
 
 
 @dataclass(frozen=True)
 class Force:
-    """What is in force at a decision.
+    """The values in force at a decision.
 
     Attributes:
         alpha: A trial continues while its probability is at least this.
@@ -49,11 +48,11 @@ class Force:
 
 
 def in_force(alpha: float, fraction: float, wrong: int, audited: int) -> Force:
-    """What follows from an audit.
+    """The values in force after some audited trials have ended.
 
     Args:
-        alpha: What is in force without any audited trial.
-        fraction: The share likewise; with 0 there is no audit, and nothing changes.
+        alpha: The ``alpha`` before any audited trial.
+        fraction: The share before any audited trial; with 0 there is no audit, and nothing changes.
         wrong: Audited trials that ended better than the median survivor.
         audited: Audited trials that ended.
     """
@@ -69,7 +68,7 @@ def _mean(wrong: int, audited: int) -> float:
 
 
 def _highest(wrong: int, audited: int) -> float:
-    """The mean of the Beta distribution and its standard deviation; chance at most."""
+    """The Beta distribution's mean plus its standard deviation; at most 0.5, which is chance."""
     mean, count = _mean(wrong, audited), _WRONG + _RIGHT + audited
     return min(mean + math.sqrt(mean * (1 - mean) / (count + 1)), 0.5)
 
@@ -79,9 +78,9 @@ def _odds(probability: float) -> float:
 
 
 def is_drawn(seed: int | str, number: int, share: float) -> bool:
-    """Whether a trial belongs to the share that runs on; the same in every process.
+    """Whether a trial belongs to the share that runs on: the same answer in every process.
 
-    One that belongs to a share belongs to every larger one.
+    A trial that belongs to a share also belongs to every larger share.
     """
     digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
@@ -92,10 +91,10 @@ class Condemned:
     """The first decision against a trial, as it is stored with it.
 
     Attributes:
-        epoch: At whose end.
-        probability: That it ends among the best, as the pruner saw it.
-        alpha: What was in force.
-        runs_on: It runs on to its end, to measure; else it was pruned.
+        epoch: The epoch after which it was made.
+        probability: The pruner's probability that the trial ends among the best.
+        alpha: The ``alpha`` in force.
+        runs_on: Whether the trial runs on to its end as an audit; else it was pruned.
     """
 
     epoch: int
@@ -104,11 +103,11 @@ class Condemned:
     runs_on: bool
 
     def stored(self) -> dict[str, Any]:
-        """As the value of an attribute."""
+        """The value of the trial's attribute."""
         return asdict(self)
 
     @classmethod
     def of(cls, trial: FrozenTrial) -> Self | None:
-        """A trial's; None where there was no decision against it."""
+        """The decision stored with a trial; None where there is none."""
         kept: Mapping[str, Any] | None = trial.system_attrs.get(CONDEMNED_ATTR)
         return None if kept is None else cls(**kept)

@@ -1,4 +1,4 @@
-"""The learning curves of a study's ended trials as arrays, kept up to date trial by trial."""
+"""Keeps the learning curves of a study's ended trials as arrays, and derives what the pruner's model reads."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpo.search.predicted_loss.audit import Condemned
 
 Array = npt.NDArray[np.float64]
 
-# So many of the latest complete trials show how curves continue; older ones add cost and nothing else.
+# Only so many of the latest complete trials are used to see how curves continue: older ones only add cost.
 _REFERENCES = 24
-# Shorter curves have no middle apart from their end.
+# In shorter curves the middle can't be told from the end.
 _TELLING = 12
-# Octaves that `settling` gives at most, either way.
+# The range of `settling`, in octaves.
 _ROUGHER, _CALMER = -2.0, 6.0
-# Epochs apart by this factor (as a logarithm) inform about each other's agreement.
+# Width of the Gaussian that smooths agreement over ln(step).
 _NEIGHBOURS = 0.35
-# Before any are compared, so often the order of two trials is taken to hold until the end: between chance and
-# certainty.
+# How often the order of two trials is taken to hold until the end before any are compared: between chance (0.5)
+# and certainty (1).
 USUAL_AGREEMENT = 0.8
 
 
@@ -33,16 +33,17 @@ class Population:
     """What the ended trials of a study say about one step; values are losses, lower is better.
 
     Attributes:
-        ended: Trials that have ended, those that never got to this step among them.
-        values: Value at this step of each that got there, inf where it had diverged; [reached].
-        falls: How far each of them had fallen since half that step; [reached].
-        best_fall: How far the trial that ended best had fallen since half this step; 0 where it was not finite.
-        best_drop: How far that one still fell from here to its end; 0 where it rose.
+        ended: Number of ended trials, including those that did not reach this step.
+        values: Value at this step of each trial that reached it [reached], inf where it had diverged.
+        falls: How far each of them had fallen since half this step, where that is known [at most reached].
+        best_fall: How far the trial with the best end had fallen since half this step; 0 where not finite.
+        best_drop: How far that trial still fell from this step to its end; 0 where it rose.
         to_beat: The final value to beat: the best, or the k-th best.
-        drops: How far the complete trials fell from here to their end; [complete].
-        agreement: How often the order of two complete trials at this step was that of their final values, 0 to 1.
-        compared: Weight of that observation: the number of complete trials less one.
-        settling: By how many octaves the complete trials were calmer at their end than in the middle; see
+        drops: How far the latest complete trials fell from this step to their end, where finite [compared + 1 at
+            most].
+        agreement: How often two complete trials were in the order of their final values at this step, 0 to 1.
+        compared: Weight of that observation: the number of compared complete trials less one.
+        settling: By how many octaves the complete trials were calmer at their end than in the middle (median); see
             `settling`.
     """
 
@@ -59,10 +60,10 @@ class Population:
 
 
 class EndedCurves:
-    """Curves and final values of ended trials, a row each, turned so that lower is better.
+    """Curves and final values of ended trials, one row each, with signs such that lower is better.
 
-    A step that a trial did not report repeats the value before it; after a complete trial's last report its
-    final value holds.
+    At a step that a trial did not report, it has the value before it; after its last report, a complete trial has
+    its final value.
 
     Args:
         sign: 1 for a study that minimises, -1 for one that maximises.
@@ -84,10 +85,10 @@ class EndedCurves:
         self.longest = 0
 
     def update(self, trials: Collection[FrozenTrial]) -> bool:
-        """Take in the complete and pruned trials of a study that are new since the last call.
+        """Add the complete and pruned trials of a study that are new since the last call.
 
         Returns:
-            Whether these are the same trials and more; where some have gone, it takes new arrays.
+            False where there are fewer trials than before, so that the caller has to start with a new object.
         """
         if len(trials) < len(self._seen):
             return False
@@ -104,15 +105,15 @@ class EndedCurves:
         return True
 
     def audit(self) -> tuple[int, int]:
-        """How many audited trials ended better than the median survivor, and how many ended."""
+        """How many audited trials ended better than the median survivor, and how many audited trials ended."""
         if not self._survivors:
             return 0, len(self._audited)
         return bisect_left(self._audited, self._survivors[len(self._survivors) // 2]), len(self._audited)
 
     def add(self, reports: dict[int, float], final: float | None) -> None:
-        """Add a trial's reports, by step; ``final`` is the value of a trial that ran to its end, else None.
+        """Add a trial's reports by step; ``final`` is its value if it ran to its end, else None.
 
-        A value that is not finite is the worst, whichever it is.
+        Any value that is not finite counts as the worst.
         """
         steps = np.array(sorted(reports), np.int64)
         values = self.sign * np.array([reports[step] for step in steps], np.float64)
@@ -152,7 +153,7 @@ class EndedCurves:
         return placed
 
     def copy(self) -> EndedCurves:
-        """Another with the same curves, to add to."""
+        """A copy with the same curves, to which others can be added."""
         other = EndedCurves(self.sign)
         for steps, values, final in self._curves:
             reports = dict(zip(steps.tolist(), (self.sign * values).tolist(), strict=True))
@@ -168,7 +169,7 @@ class EndedCurves:
         return len(self._complete)
 
     def at(self, step: int, top_k: int) -> Population:
-        """What they say about a step; one of them at least must be complete."""
+        """What the trials say about a step; at least one of them must be complete with a finite value."""
         self._catch_up()
         now, before = self._at(step), self._at(max(1, step // 2))
         reached = ~np.isnan(now)
@@ -192,7 +193,7 @@ class EndedCurves:
         )
 
     def _at(self, step: int) -> Array:
-        """Everyone's value at a step; NaN for those that were not there, or not yet."""
+        """Each trial's value at a step; NaN for a trial that ended before it or had not reported by then."""
         column = self._column(step)
         known = self._values[: len(self._curves), max(column, 0)]
         return np.where(self._until >= step, known, np.nan) if column >= 0 else np.full(len(known), np.nan)
@@ -201,7 +202,7 @@ class EndedCurves:
         return int(np.searchsorted(self._steps, step, side="right")) - 1
 
     def _agreements(self) -> Array:
-        """By column: how often two complete trials were in their final order, smoothed over log step."""
+        """By column, how often two complete trials were in their final order, smoothed over ln(step)."""
         if self._agreement is None:
             rows = self._complete[-_REFERENCES:]
             values = np.nan_to_num(self._values[rows], nan=np.inf)
@@ -222,12 +223,12 @@ class EndedCurves:
 def settling(curve: Array) -> float:
     """By how many octaves a curve is calmer in its last eighth than in its second quarter.
 
-    Rough means the median size of its second differences, which a trend leaves alone. A learning rate that decays
-    to nothing freezes the weights, and the curve with them, for any loss; with a constant rate a curve is as
-    rough at its end as before.
+    Roughness is the median size of the second differences, which a trend does not change. A learning rate that
+    decays to nothing freezes the weights, and so the curve of any loss; with a constant rate a curve stays as
+    rough as it was.
 
     Returns:
-        A number from -2 to 6; 0 for a curve too short or not finite.
+        A number from -2 to 6; 0 for a curve that is too short or not finite.
     """
     if len(curve) < _TELLING or not np.isfinite(curve).all():
         return 0.0
@@ -239,7 +240,7 @@ def settling(curve: Array) -> float:
 
 
 def fall(before: npt.ArrayLike, now: npt.ArrayLike) -> Array:
-    """How far a value fell: its whole size where it came down from infinity, -inf where it has diverged."""
+    """How far a value fell: ``abs(now)`` where it was infinite before, -inf where it is infinite now."""
     before, now = np.asarray(before, np.float64), np.asarray(now, np.float64)
     diverged, recovered = np.isinf(now), np.isinf(before)
     fallen = np.where(recovered, np.abs(now), np.where(recovered, 0.0, before) - np.where(diverged, 0.0, now))

@@ -1,16 +1,16 @@
-"""How likely a running trial is to end among the best: the model behind `PredictedLossPruner`.
+"""The model behind `PredictedLossPruner`: the probability that a running trial ends among the best.
 
-Three things are weighed against each other, each free of the loss's unit:
+It weighs three things, none of which depends on the loss's unit:
 
-- *standing*: the trial's rank at this step among all trials of the study, as a normal score (Blom 1958,
+- *standing*: the trial's rank at this step among the study's ended trials, as a normal score (Blom 1958,
   Statistical Estimates and Transformed Beta-Variables);
-- *reach*: how far it has still to fall to beat the best, against how far it may fall: by its own predicted final
-  loss, by what it fell of late, and by what the study's complete trials fell from this step to their end. That
-  last part is how the rest of a learning-rate schedule is known: where every trial falls far at the end, a gap
-  in the middle means little;
-- *the study*: how often the order at this step was the final order for its complete trials, how many of its
-  trials are learning at all, how many there are to be better than, and whether its curves settle at their end as
-  they do where the learning rate decays, for then late crossings are to be expected.
+- *reach*: how far the trial must still fall to beat the best, compared with how far it may fall: by its own
+  predicted final loss, by its latest fall, and by how far the study's complete trials fell from this step to
+  their end. That last part covers the rest of a learning-rate schedule: where every trial falls far at the end, a
+  gap in the middle means little;
+- *the study*: how often the order of its complete trials at this step was their final order, how many of its
+  trials learn at all, how many trials there are to beat, and whether its curves settle at their end, as they do
+  where the learning rate decays; then late crossings are likely.
 
 A logistic model turns the weighted sum into a probability. Its weights were fitted on learning curves of many
 tasks (`benchmarks/fit_promise.py` starts from them); nothing is fitted within a study.
@@ -30,40 +30,40 @@ from hpo.search.predicted_loss.curves import USUAL_AGREEMENT, Array, Population,
 from trainer.prediction.final_loss import Prediction
 
 _TINY = sys.float_info.min
-# A trial learns if it falls by a tenth of what the study's fastest (the ninth decile) do.
+# A trial learns if it falls by more than a tenth of the fall at the ninth decile of the study's trials.
 _LEARNS, _FASTEST = 0.1, 0.9
 _STANDARD = NormalDist()
-# Octaves of settling after which it says nothing more.
+# More octaves of settling than this count as this many.
 _SETTLED = 4.0
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What the model weighs by.
+    """The model's weights.
 
     Attributes:
         own_fall: Share of its latest fall that a trial may fall again.
         predicted_fall: Weight of the fall that its own curve predicts.
         predicted_std: Weight of the standard deviation of that prediction.
-        like_best: Weight of the fall that the best trial still had before it, for a trial that moves as that did.
-        like_others: Weight of the spread of such falls over the complete trials, for a trial that moves.
-        others: The same for any trial.
+        like_best: Weight of the best trial's remaining fall from this step, times the trial's pace relative to it.
+        like_others: Weight of the spread of remaining falls over the complete trials, times the same pace.
+        others: Weight of that spread for any pace.
         gap: Weight of the distance between the best and the median trial at this step.
-        still: A trial that moves less than this share of that distance is no evidence of its pace.
-        usual_spread: Spread of the falls before it is known, as a share of the best trial's.
+        still: Falls of less than this share of that distance say little about a trial's pace.
+        usual_spread: Spread of the remaining falls before it is known, as a share of the best trial's fall.
         standing: Weight of the normal score.
-        reach_fades: How much less reach counts, at the first of 50 epochs (linear in the log of what is to come).
-        crowd: Weight of the number of trials, as a logarithm.
-        early: Weight of what is still to come, as the logarithm of end over now.
+        reach_fades: How much less reach counts at the first of 50 epochs (linear in ln(last step / this step)).
+        crowd: Weight of the logarithm of the number of trials.
+        early: Weight of the training that is still to come: ln(last step / this step).
         agreement: Weight of the agreement of this step's order with the final one.
         agreement_prior: Number of complete trials that the usual agreement stands for.
         learning: Weight of the share of trials that learn.
         settling: Weight of each octave by which complete trials were calmer at their end.
-        settling_early: The same once more, times how much earlier it is than a third of the run (as `early`).
+        settling_early: Further weight of such an octave, times (ln(last step / this step) - 1).
         forecast: Weight of the distance from the value to beat to the predicted one, in standard deviations.
-        forecast_settles: How much less that weighs with each octave of settling: a single curve does not know what
-            the rest of a schedule brings.
-        margin: By this share of the distance between best and median trial the best is to be beaten.
+        forecast_settles: How much less that distance weighs with each octave of settling: a single curve does not
+            show the effect of the rest of a schedule.
+        margin: The best value has to be beaten by this share of the distance between best and median trial.
         offset: Score of an average trial.
         slope: Log-odds per unit of score.
         base: Log-odds at a score of 0.
@@ -135,12 +135,12 @@ def promise(
     """The probability that a trial ends among the best of its study.
 
     Args:
-        curve: Its values so far, lower is better, the latest last and finite; [reports].
+        curve: The trial's values so far [reports], lower is better; the last one is the latest, and finite.
         prediction: Its predicted final value; None where there is none.
         among: The study's ended trials at this step.
-        step: The latest value's step, from 1.
+        step: The step of the latest value, counted from 1.
         max_epochs: The last step of a trial that runs to its end.
-        top_k: How many are "the best", of whom ``among.to_beat`` is the last.
+        top_k: How many trials are "the best"; ``among.to_beat`` is the value of the last of them.
 
     Returns:
         A number in 0..1.
@@ -159,7 +159,7 @@ def score(
     weights: Weights,
     top_k: int = 1,
 ) -> float:
-    """The weighted sum; greater for a trial of more promise. See `promise`."""
+    """The weighted sum, which is greater for a more promising trial; arguments as of `promise`."""
     now = float(curve[-1])
     fallen = float(fall(curve[max(0, len(curve) // 2 - 1)], now)) if len(curve) > 1 else 0.0
     gap = _gap(among)
@@ -187,36 +187,36 @@ def score(
 
 
 def _standing(now: float, among: Population) -> float:
-    """Normal score of the rank; trials that ended before this step rank behind."""
+    """Normal score of the trial's rank; trials that ended before this step rank behind it."""
     rank = float((among.values < now).sum() + 0.5 * (among.values == now).sum())
     return _STANDARD.inv_cdf((rank + 0.625) / (among.ended + 1.25))
 
 
 def _gap(among: Population) -> float:
-    """From the best value at this step to the median one; 0 where most have diverged."""
+    """Distance from the best value at this step to the median one; 0 where most trials have diverged."""
     median = float(np.sort(among.values)[len(among.values) // 2]) if len(among.values) else math.inf
     return max(median - float(among.values.min()), 0.0) if math.isfinite(median) else 0.0
 
 
 def _by_prediction(now: float, prediction: Prediction | None, weights: Weights) -> float:
-    """How far its own curve says it may fall."""
+    """How far the trial may fall according to its own curve."""
     if prediction is None:
         return 0.0
     return weights.predicted_fall * max(now - prediction.mean, 0.0) + weights.predicted_std * prediction.std
 
 
 def _forecast(prediction: Prediction | None, among: Population) -> float:
-    """How far the predicted value lies above the one to beat, in standard deviations, cut far out."""
+    """How far the predicted value lies above the one to beat, in standard deviations, clipped to -2 … 6."""
     if prediction is None:
         return 0.0
     return min(max((prediction.mean - among.to_beat) / (prediction.std + _TINY), -2.0), 6.0)
 
 
 def _by_others(fallen: float, gap: float, among: Population, weights: Weights) -> float:
-    """How far the complete trials say it may fall.
+    """How far the trial may fall according to the complete trials.
 
-    A trial's pace against the best one's is the estimate of a regression through the origin whose prior mean is 1:
-    before the two have moved apart from noise, it is taken to be like the best.
+    The trial's pace relative to the best one's is estimated by a regression through the origin with prior mean 1:
+    as long as both have moved no more than noise, the trial counts as moving like the best.
     """
     farthest = float(np.abs(among.drops).max(initial=0.0))
     largest = max(abs(fallen), gap, abs(among.best_fall), among.best_drop, farthest)
@@ -236,7 +236,7 @@ def _agreement_beyond_usual(among: Population, weights: Weights) -> float:
 
 
 def _share_learning(among: Population) -> float:
-    """Share of trials that have moved since half this step, drawn towards two thirds while there are few."""
+    """Share of trials that learn: that have fallen since half this step; drawn towards 2/3 while they are few."""
     if not len(among.falls):
         return 2 / 3
     fastest = float(np.sort(among.falls)[int(_FASTEST * len(among.falls))])

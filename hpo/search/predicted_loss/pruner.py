@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 _KEPT_PREDICTIONS = 4096
-# Running trials to compare with while none is complete: fewer are no crowd to stand out from.
+# Running trials to compare with, at least, while no trial is complete.
 _FEW = 3
 
 
@@ -131,7 +131,7 @@ class PredictedLossPruner(BasePruner):
         return None if judged is None else judged[0]
 
     def _judge(self, study: optuna.Study, trial: FrozenTrial) -> tuple[float, EndedCurves] | None:
-        """The probability, and the ended trials that it was worked out from."""
+        """The probability, and the study's ended trials; None as in `probability`."""
         step = trial.last_step
         if step is None or step < 1 or len(trial.intermediate_values) < 2 or trial.number < self._n_startup_trials:
             return None
@@ -150,7 +150,8 @@ class PredictedLossPruner(BasePruner):
         if not math.isfinite(curve[-1]):
             return 0.0, known
         among = ended.at(step, self._top_k)
-        if len(among.values) and (among.values == curve[-1]).all():  # an accuracy by chance, before it rises
+        # Such as an accuracy that is still at chance level in all trials.
+        if len(among.values) and (among.values == curve[-1]).all():
             return None
         prediction = self._memo.prediction(curve, step, horizon)
         return promise(curve, prediction, among, step, horizon, top_k=self._top_k), known
@@ -158,9 +159,9 @@ class PredictedLossPruner(BasePruner):
     def _with_running(
         self, study: optuna.Study, trial: FrozenTrial, ended: EndedCurves, horizon: int
     ) -> EndedCurves:
-        """The ended trials, and those running ones that are as far as this one, with their predicted final values.
+        """The ended trials, and the running ones that have come at least as far, with predicted final values.
 
-        Before a trial is complete, predictions are compared with predictions.
+        So before any trial is complete, a prediction is compared with predictions.
         """
         both = ended.copy()
         for other in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -176,8 +177,8 @@ class PredictedLossPruner(BasePruner):
     def _condemns(
         self, study: optuna.Study, trial: FrozenTrial, step: int, probability: float, force: Force
     ) -> bool:
-        """Store the decision against a trial; whether that is pruned by it, and does not run on as an audit."""
-        earlier = Condemned.of(trial)  # a query, so it is asked here and not at each epoch
+        """Store the decision against a trial, unless it already runs on as an audit; True where it is pruned."""
+        earlier = Condemned.of(trial)  # costs a query, so it is read only here and not at each epoch
         if earlier is not None and earlier.runs_on:
             return False
         seed = study.study_name if self._seed is None else self._seed
@@ -188,7 +189,7 @@ class PredictedLossPruner(BasePruner):
 
 
 class _Memo:
-    """What has been read and fitted already; all of it can be had again. A pickled pruner leaves it behind."""
+    """Caches what has been read and fitted. All of it can be computed again, so pickling leaves it out."""
 
     def __init__(self) -> None:
         self._studies: WeakKeyDictionary[BaseStorage, dict[int, _Study]] = WeakKeyDictionary()
@@ -207,14 +208,14 @@ class _Memo:
         return known.curves
 
     def written(self, study: optuna.Study, ended: int) -> int | None:
-        """The last step that `hpo run` has written; looked up again with every ended trial, not at every epoch."""
+        """The last step that `hpo run` has written; looked up again after a trial has ended, not at each epoch."""
         known = self._of(study)
         if known.looked_at != ended:
             known.looked_at, known.max_epochs = ended, study.user_attrs.get(MAX_EPOCHS_ATTR)
         return known.max_epochs
 
     def prediction(self, curve: Array, step: int, horizon: int) -> Prediction | None:
-        """The predicted final value; fits are kept by trial and epoch, for who asks twice."""
+        """The predicted final value; a fit is kept for the next call with the same curve and length."""
         reports = max(len(curve), round(horizon * len(curve) / step))
         key = (curve.tobytes(), reports)
         if key not in self._predictions:
@@ -232,7 +233,7 @@ class _Memo:
 
 @dataclass
 class _Study:
-    """What is known of a study."""
+    """What is cached of a study."""
 
     curves: EndedCurves
     looked_at: int = -1

@@ -1,4 +1,4 @@
-"""What a running trial does next, and what a free worker does next: decided from the storage, so that all agree.
+"""Schedulers decide what a running trial and a free worker do next, from the storage alone, so that workers agree.
 
 A scheduler may import `hpo.storage`, `hpo.config` and the rest of `hpo.search`.
 """

@@ -1,4 +1,4 @@
-"""Asynchronous successive halving with promotion."""
+"""`Asha`: asynchronous successive halving, which pauses trials at rungs and promotes the best of each rung."""
 
 from __future__ import annotations
 

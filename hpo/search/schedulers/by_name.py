@@ -1,4 +1,4 @@
-"""Schedulers by name."""
+"""Builds the scheduler that a study file names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEDULERS: Final[Mapping[str, type[Scheduler]]] = MappingProxyType(
 
 
 def make_scheduler(spec: StudySpec) -> Scheduler:
-    """The scheduler of ``study.scheduler``; without one the study's pruner decides.
+    """The scheduler of ``study.scheduler``; without one, a scheduler that asks the study's pruner.
 
     Raises:
         InputError: The name or an argument does not fit, or a scheduler is named as the pruner.

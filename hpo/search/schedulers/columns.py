@@ -1,4 +1,4 @@
-"""What was seen of a study's trials, as columns: all that budgets and rungs need, of very many trials."""
+"""A study's trials as arrays, one column per property: what budgets and rungs need, fast for many trials."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ Flags = NDArray[np.bool_]
 
 _T = TypeVar("_T", bound=np.generic)
 
-#: `Seen.state` by its number in a column.
+#: The states of `Seen.state`; a column holds the index of one.
 STATES: Final = ("waiting", "running", "paused", "ended")
 WAITING, RUNNING, PAUSED, ENDED = range(len(STATES))
 _STATE_NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 #: Entries of `Seen.row`.
 _IN_A_ROW: Final = 18
-#: In a column of epochs: there is none.
+#: In a column of epochs: no epoch.
 NONE: Final = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Every trial by number, imported ones among them; each column has one entry for each. See `Seen`.
+    """All trials by number, imported ones included; each column has one entry per trial. See `Seen`.
 
     Attributes:
-        number: Its number.
-        state: A number of `STATES`.
+        number: The trial's number.
+        state: The index of its state in `STATES`.
         last: The last epoch with a report; `NONE` where there is none.
         finite: Whether the value reported last is finite; False where there is none.
         best: The best finite value; NaN where there is none.
-        until: The epoch to which it has been granted; `NONE` for its end, and where nothing was granted.
-        grants: How many grants it has had.
-        whole: It has trained to its end.
-        failed: It has ended without a result.
-        diverged: It has ended by diverging, at its last report or within the epoch after it.
-        imported: It was trained outside of the study.
-        foreign: It was imported from another study that is known.
-        feasible: It keeps to the study's bounds, as far as it was measured.
-        measured: It was measured against them.
-        mends: It violates them, and training may mend that where it has not ended.
-        taken_over: It has trained nothing: its result is another trial's.
+        until: The epoch to which the trial has been granted; `NONE` where that is its end, or without a grant.
+        grants: Number of grants that the trial has had.
+        whole: Whether it has trained to its end.
+        failed: Whether it has ended without a result.
+        diverged: Whether it has diverged, at its last report or within the epoch after it.
+        imported: Whether it was trained outside of the study.
+        foreign: Whether it was imported from another study whose name is known.
+        feasible: Whether it keeps to the study's bounds, as far as it was measured.
+        measured: Whether it was measured against the bounds.
+        mends: Whether it violates bounds and training may bring it within them, if it has not ended.
+        taken_over: Whether it has trained nothing, because its result is another trial's.
         inherited: Epochs that its parent has trained.
-        read_at: Returns, for an epoch, the value at the last report up to it, of each trial that has come so far;
-            NaN where there is none, anything for the others. It is asked before the next look at the study.
+        read_at: For an epoch, returns each trial's value at its last report up to that epoch: NaN where there is
+            no such report, and anything for a trial that has not come so far. To be called before the study is
+            read again.
     """
 
     number: Integers
@@ -84,12 +85,12 @@ class Columns:
         return np.where(self.state == PAUSED, np.maximum(reported, np.maximum(self.until, 0)), reported)
 
     def place(self, number: int) -> int | None:
-        """Where the trial of a number stands; None where there is none."""
+        """The index of the trial with a number; None where there is none."""
         found = np.flatnonzero(self.number == number)
         return int(found[0]) if len(found) else None
 
     def with_paused(self, number: int, values: Mapping[int, float], *, minimize: bool) -> Columns:
-        """The same with this trial as if it had paused, and had reported more values, by epoch."""
+        """The columns as if this trial had paused and had also reported these values (by epoch)."""
         place = self.place(number)
         if place is None:
             return self
@@ -110,7 +111,7 @@ class Columns:
         )
 
     def with_resumed(self, number: int, until: int | None) -> Columns:
-        """The same with this trial as if a worker had resumed it, granted up to an epoch, or to its end."""
+        """The columns as if a worker had resumed this trial with a grant up to an epoch; None: to its end."""
         place = self.place(number)
         if place is None:
             return self
@@ -125,7 +126,7 @@ class Columns:
         read, last = self.read_at(epoch), int(self.last[place])
         if values and min(values) <= epoch:
             return _changed(read, place, _value_at(values, epoch))
-        # The storage has it as one that has not come so far.
+        # In the storage the trial has not come so far, so its entry there means nothing.
         return _changed(read, place, self.read_at(last)[place]) if 0 <= last < epoch else read
 
 

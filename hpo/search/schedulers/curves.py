@@ -1,4 +1,4 @@
-"""What was seen of a study's trials, as losses: the least is best, whatever the study's direction."""
+"""Turns a study's trials into curves of losses, of which less is better in any study, and finds the horizon."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final, SupportsInt
 from hpo.search.schedulers.scheduler import Standing
 from hpo.search.schedulers.seen import Curve, Seen
 
-#: A horizon that is not known is taken to be this many times the largest epoch seen, and no less than that.
+#: An unknown horizon is guessed as `_ROOM` times the largest epoch seen, but at least `_LEAST`.
 _ROOM: Final = 3
 _LEAST: Final = 9
 
 
 def curves_of(standing: Standing) -> list[Curve]:
-    """Every trial as a curve of losses, but those of earlier studies: their losses may have another level."""
+    """Every trial as a curve of losses, except those of earlier studies, whose losses may be on another level."""
     return _curves(standing, (seen for seen in standing.trials if seen.source is None))
 
 
 def earlier_curves(standing: Standing) -> dict[str, list[Curve]]:
-    """The trials of earlier studies that have reported, as curves, by the study's name."""
+    """The trials of earlier studies that have reported, as curves by the name of their study."""
     found: dict[str, list[Seen]] = {}
     for seen in standing.trials:
         if seen.source is not None and seen.values:
@@ -33,10 +33,10 @@ def _curves(standing: Standing, trials: Iterable[Seen]) -> list[Curve]:
 
 
 def as_learnt(curves: Iterable[Curve]) -> list[Curve]:
-    """The curves as a model is to see them: one that failed is infinite at its last report, as if it had diverged.
+    """The curves as a model sees them: a trial that failed is infinite at its last report, as if it had diverged.
 
-    Else a model would know only how well it began, and propose what fails again and again. So it is for one that
-    has ended outside of the bounds.
+    Else a model would only see how well the trial began, and would propose parameters that fail again and again.
+    The same holds for a trial that has ended outside of the bounds.
     """
     return [_failing(curve) if _is_bad(curve.seen) and curve.seen.values else curve for curve in curves]
 
@@ -50,10 +50,10 @@ def _failing(curve: Curve) -> Curve:
 
 
 def horizon_of(standing: Standing, curves: Sequence[Curve]) -> int:
-    """Epochs of a whole trial; where the study does not say, those of the longest that trained to its end.
+    """Epochs of a whole trial; where the study does not say, those of the longest trial that trained to its end.
 
-    Where none has, or one that is paused has come further (those that ended have stopped early), three times the
-    largest epoch seen: room for the leaders to go further.
+    Where no trial did, or a paused trial has come further (then those that ended had stopped early), the horizon
+    is three times the largest epoch seen and at least 9, so that the best trials can train further.
     """
     whole = max((curve.done for curve in curves if curve.seen.whole), default=0)
     paused = max((curve.done for curve in curves if curve.resumable), default=0)
@@ -61,7 +61,7 @@ def horizon_of(standing: Standing, curves: Sequence[Curve]) -> int:
 
 
 def horizon_by(standing: Standing, whole: SupportsInt, paused: SupportsInt, longest: SupportsInt) -> int:
-    """The same by the epochs of the longest trial that trained to its end, that is paused, and of all."""
+    """`horizon_of` from the epochs of the longest whole trial, the longest paused one, and the longest of all."""
     if standing.horizon is not None:
         return standing.horizon
     ended = int(whole)
@@ -69,24 +69,25 @@ def horizon_by(standing: Standing, whole: SupportsInt, paused: SupportsInt, long
 
 
 def affordable(standing: Standing, done: int, goal: int) -> int:
-    """The goal of a trial that has ``done`` epochs, or as far towards it as the budget of epochs allows."""
+    """The goal of a trial that has ``done`` epochs, lowered as far as the budget of epochs requires."""
     return goal if standing.epochs_left is None else min(goal, done + standing.epochs_left)
 
 
 def until(standing: Standing, curves: Sequence[Curve], goal: int) -> int | None:
-    """A goal as a grant has it; see `as_granted`."""
+    """A goal in the form in which a grant stores it; see `as_granted`."""
     return as_granted(standing, horizon_of(standing, curves), goal, seen=any(curve.seen.whole for curve in curves))
 
 
 def as_granted(standing: Standing, horizon: int, goal: int, *, seen: bool) -> int | None:
-    """A goal as a grant has it: None for the trial's end, which is certain only where the horizon is known.
+    """A goal in the form in which a grant stores it: None means the trial's end.
 
-    Where it is that of a trial that has trained to its end, another may be longer: None would claim all that a
-    budget of epochs has left. One epoch more than the horizon lets a trial of its length come to its end.
+    The horizon is certain only where the study says it. Where it is the length of a trial that has trained to its
+    end, another trial may be longer, and None would claim all that is left of a budget of epochs. One epoch more
+    than the horizon lets a trial of that length reach its end.
 
     Args:
         standing: The study.
-        horizon: Of `horizon_of`.
+        horizon: The result of `horizon_of`.
         goal: The epoch.
         seen: Whether a trial has trained to its end.
     """

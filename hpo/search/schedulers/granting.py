@@ -1,4 +1,4 @@
-"""What schedulers have in common that only grant."""
+"""The base class of schedulers that only decide where grants end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpo.search.schedulers.scheduler import Decision
 
 
 class GrantScheduler:
-    """Decides where grants end, and nothing in between."""
+    """Decides where grants end, and never pauses or stops a trial before that."""
 
     forks: ClassVar[bool] = False
     reads_trials: ClassVar[bool] = True

@@ -52,7 +52,7 @@ class Hyperband(GrantScheduler):
         check_ladder(self.factor, self.first_rung)
 
     def first(self, standing: Standing) -> int | None:
-        """The first rung of the bracket that the next new trial has."""
+        """The first rung of the next new trial's bracket."""
         climbers = climbers_of(standing)
         rungs = self._rungs(standing, climbers)
         return climbers.until(standing, rungs[self.bracket(standing, _upcoming(standing), len(rungs))])
@@ -65,7 +65,7 @@ class Hyperband(GrantScheduler):
         rungs = self._rungs(standing, climbers)
         drawn = _drawn(standing.seed, self._brackets(standing), self.factor, _upcoming(standing))
         brackets = np.minimum(np.array(drawn, dtype=np.int64), len(rungs) - 1)[climbers.number]
-        # Also a trial that a person has enqueued: it was granted what the next new one would have been.
+        # Such as a trial that a person has enqueued: it was granted the first rung of the next new trial.
         if found := short_of(climbers, np.array(rungs, dtype=np.int64)[brackets]):
             return resumed(standing, climbers, *found, "breadth")
         for bracket in range(len(rungs) - 1):
@@ -77,7 +77,7 @@ class Hyperband(GrantScheduler):
         return New(None, climbers.until(standing, affordable(standing, 0, start)), Why("breadth"))
 
     def bracket(self, standing: Standing, number: int, rungs: int) -> int:
-        """The bracket of a trial, of so many rungs: an index of the first of its own."""
+        """The bracket of a trial: the index of its first rung, where there are so many rungs."""
         return min(_drawn(standing.seed, self._brackets(standing), self.factor, number + 1)[number], rungs - 1)
 
     def _rungs(self, standing: Standing, climbers: Climbers) -> list[int]:
@@ -85,11 +85,11 @@ class Hyperband(GrantScheduler):
         return self._ladder(horizon if climbers.whole.any() else self._guessed(standing, horizon))
 
     def _brackets(self, standing: Standing) -> int:
-        """How many there are: by the first guess where no length is known, so that later ones move no trial."""
+        """How many brackets there are; by the first guess where no length is known, so that no trial moves."""
         return len(self._ladder(self._guessed(standing, horizon_by(standing, 0, 0, 0))))
 
     def _guessed(self, standing: Standing, horizon: int) -> int:
-        """A horizon that is not known leaves room for two rungs."""
+        """The horizon, with room for at least two rungs where it is not known."""
         return horizon if standing.horizon is not None else max(horizon, self.first_rung * self.factor)
 
     def _ladder(self, horizon: int) -> list[int]:
@@ -97,14 +97,14 @@ class Hyperband(GrantScheduler):
 
 
 def _drawn(seed: int, rungs: int, factor: int, count: int) -> list[int]:
-    """The brackets of at least so many trials, from trial 0 on."""
+    """The brackets of at least ``count`` trials, from trial 0 on."""
     known = _known(seed, rungs, factor)
     if len(known) < count:
         trials = [rungs / (rungs - k) * float(factor) ** (rungs - 1 - k) for k in range(rungs)]
         ends = np.cumsum(np.array(trials) / sum(trials))
         ends /= ends[-1]
         draws = [np.random.default_rng((seed, number)).random() for number in range(len(known), count)]
-        known.extend(ends.searchsorted(draws, side="right").tolist())  # as `Generator.choice` has it
+        known.extend(ends.searchsorted(draws, side="right").tolist())  # as `Generator.choice` does
     return known
 
 

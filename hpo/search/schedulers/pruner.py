@@ -1,4 +1,4 @@
-"""Pruners as schedulers that only stop."""
+"""`PrunerScheduler`: the scheduler of a study without one, which stops trials as the study's pruner says."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Standin
 
 
 class PrunerScheduler:
-    """Stops a trial where the study's pruner says so; a free worker takes what waits, else a new trial.
+    """Stops a trial where the study's pruner says so; a free worker gets a waiting trial, else a new one.
 
-    Where ``study.epochs`` has cut a trial short, that one resumes before a new trial, as soon as epochs are left.
+    A trial that ``study.epochs`` has cut short resumes before a new trial starts, once there are epochs again.
     """
 
     forks: ClassVar[bool] = False
     reads_trials: ClassVar[bool] = False
 
     def watches(self, study: optuna.Study) -> bool:
-        """Unless the study has no pruner; see `Scheduler`."""
+        """True, unless the study has no pruner; see `Scheduler`."""
         return not isinstance(study.pruner, NopPruner)
 
     def decide(self, trial: optuna.Trial, step: int) -> Decision:  # noqa: ARG002 - a pruner asks the trial itself
@@ -32,8 +32,8 @@ class PrunerScheduler:
         """None: no trial pauses; see `Scheduler`."""
 
     def next(self, standing: Standing) -> Next:
-        """The earliest trial that was cut to the epochs which were left, else `New`; see `Scheduler`."""
-        if standing.n_epochs is None and not standing.granted:  # none was ever cut: nothing is read
+        """The earliest paused trial, which the budget of epochs had cut short, else `New`; see `Scheduler`."""
+        if standing.n_epochs is None and not standing.granted:  # no trial was ever cut, so none need be read
             return New()
         every = standing.columns
         paused = every.number[(every.state == PAUSED) & ~every.imported]

@@ -1,4 +1,4 @@
-"""Rungs: the epochs at which trials pause, and who of those that came there is promoted."""
+"""Rungs: the epochs at which trials pause, and the choice of the trials that are promoted from a rung."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hpo.search.schedulers.curves import affordable, as_granted, horizon_by
 from hpo.search.schedulers.scheduler import Resume, Standing, Why
 from hpo.search.schedulers.seen import Curve
 
-#: A rung this near the horizon is left out: a trial that has come so far trains to its end.
+#: A rung above this share of the horizon is left out: a trial that has come so far trains to its end.
 _NEAR: Final = 0.8
 
 
 @dataclass(frozen=True, eq=False)
 class Climbers:
-    """Trials on their way up the rungs, those that are above the first one or have ended included.
+    """The trials that halving compares, in any state, as arrays with one entry per trial.
 
     Attributes:
-        number: The number of each.
-        done: Epochs that it has finished.
+        number: The trial's number.
+        done: Epochs that the trial has finished.
         whole: Whether it has trained to its end.
         resumable: Whether it may be promoted now.
-        violating: Whether it violates a bound: it is behind all that do not.
-        at: Returns, for an epoch, the loss of each that has come so far; anything for the others.
+        violating: Whether it violates a bound; it then ranks behind all trials that do not.
+        at: For an epoch, returns the loss of each trial that has come so far, and anything for the others.
     """
 
     number: Integers
@@ -41,7 +41,7 @@ class Climbers:
     at: Callable[[int], Floats]
 
     def only(self, those: Flags) -> Climbers:
-        """Some of them."""
+        """The trials with a True flag."""
         return Climbers(
             self.number[those],
             self.done[those],
@@ -64,9 +64,9 @@ class Climbers:
 
 
 def climbers_of(standing: Standing) -> Climbers:
-    """Every trial, but those of earlier studies: their losses may have another level."""
+    """Every trial, except those of earlier studies, whose losses may be on another level."""
     every = standing.columns
-    # An array of very many trials takes its time: what would change nothing is left out.
+    # Arrays of very many trials take time, so steps that would change nothing are left out.
     bounded, forked = not every.feasible.all(), bool(every.inherited.any())
     violating = ~every.feasible
     hopeless = violating & ~every.mends
@@ -84,7 +84,7 @@ def climbers_of(standing: Standing) -> Climbers:
     paused = every.state == PAUSED
     done = np.maximum(every.last, 0)
     done = np.where(paused, every.epochs if forked else np.maximum(done, every.until), done)
-    if diverged:  # within an epoch: it stands there as if it had reported so
+    if diverged:  # within an epoch: the trial counts as if it had reported that after the epoch
         done = np.where(every.diverged & (every.finite | (every.last == NONE)), every.epochs + 1, done)
     resumable = paused & every.finite
     if bounded:
@@ -106,7 +106,7 @@ def climbing(curves: Sequence[Curve]) -> Climbers:
 
 
 def check_ladder(factor: int, first_rung: int) -> None:
-    """Refuse rungs that can't be.
+    """Refuse arguments that make no rungs.
 
     Raises:
         ValueError: One of the arguments is out of range.
@@ -118,9 +118,10 @@ def check_ladder(factor: int, first_rung: int) -> None:
 
 
 def ladder(horizon: int, factor: float, first: int = 1) -> list[int]:
-    """Epochs ``first``, ``first · factor`` … with a factor above 1, and the horizon at the end.
+    """The rungs ``first``, ``first · factor``, … and the horizon at the end; the factor is above 1.
 
-    A factor of 3 makes 1, 3, 9, 27, 50 of 50; the last rung below the horizon is left out where it is near it.
+    A horizon of 50 and a factor of 3 make 1, 3, 9, 27, 50. The last rung below the horizon is left out where it is
+    above 80 % of the horizon.
     """
     rungs = [min(first, horizon)]
     while rungs[-1] < horizon:
@@ -131,14 +132,14 @@ def ladder(horizon: int, factor: float, first: int = 1) -> list[int]:
 
 
 def short_of(climbers: Climbers, first: int | Integers) -> tuple[int, int] | None:
-    """Who has paused before its first rung, where epochs were used up or it was granted less than that.
+    """Find a trial that has paused before its first rung, because its grant was shorter than that.
 
     Args:
         climbers: The trials.
-        first: The first rung, the same for all or of each.
+        first: The first rung, for all trials or for each.
 
     Returns:
-        The earliest such trial's place among the climbers, and its first rung; None where there is none.
+        The index of the earliest such trial among the climbers, and its first rung; None where there is none.
     """
     rungs = np.broadcast_to(first, climbers.done.shape)
     found = np.flatnonzero(climbers.resumable & (climbers.done < rungs))
@@ -151,19 +152,19 @@ def short_of(climbers: Climbers, first: int | Integers) -> tuple[int, int] | Non
 def promotion(
     climbers: Climbers, rungs: Sequence[int], factor: int, among: Flags | None = None
 ) -> tuple[int, int] | None:
-    """Whom asynchronous successive halving promotes, and to which rung; None: no trial has earned it.
+    """The trial that asynchronous successive halving promotes, and to which rung; None: no trial has earned it.
 
-    The highest rung first: of those that have come to it, the best ``1 / factor`` are promoted to the next (Li et
-    al., A System for Massively Parallel Hyperparameter Tuning, 2020).
+    The highest rung comes first. Of the trials that have come to a rung, the best ``1 / factor`` are promoted to
+    the next rung (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020).
 
     Args:
         climbers: The trials.
-        rungs: Ascending.
-        factor: One of so many is promoted.
-        among: Which of them count; None for all.
+        rungs: The rungs, ascending.
+        factor: One of so many trials is promoted.
+        among: Which trials count; None: all.
 
     Returns:
-        The trial's place among the climbers, and the rung.
+        The trial's index among the climbers, and the rung.
     """
     number, done = climbers.number, climbers.done
     for rung, after in reversed(list(pairwise(rungs))):
@@ -186,6 +187,6 @@ def promotion(
 
 
 def resumed(standing: Standing, climbers: Climbers, place: int, rung: int, kind: str) -> Resume:
-    """A grant for the trial at a place among the climbers: to a rung, or as far as the epochs last."""
+    """A grant for the trial at an index among the climbers: to a rung, or as far as the budget allows."""
     goal = climbers.until(standing, affordable(standing, int(climbers.done[place]), rung))
     return Resume(int(climbers.number[place]), goal, Why(kind))

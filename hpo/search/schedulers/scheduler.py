@@ -1,4 +1,4 @@
-"""The interface of a scheduler: what it is shown, and what it may answer."""
+"""The interface of a scheduler: `Standing` is what it is shown, `Next` and `Decision` are its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpo.search.schedulers import columns
 from hpo.search.schedulers.columns import Columns, Flags, Integers, columns_of
 from hpo.search.schedulers.seen import Seen, State
 
-#: Trials by which the cost of a switch is measured, at least; a switch that takes less of an epoch costs nothing.
+#: The cost of a switch is the median over at least so many trials; one below `_SHORT` epochs counts as nothing.
 _FEWEST: Final = 4
 _SHORT: Final = 0.125
 
@@ -34,14 +34,15 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Why:
-    """Why a scheduler has granted a trial epochs; people read it beside the trial.
+    """Why a scheduler has granted a trial epochs; shown to people beside the trial.
 
     Attributes:
         kind: What decided, such as ``"initial"``, ``"promotion"`` or ``"model"``; each scheduler has its own.
-        predicted: The value that the trial was expected to end at, in the metric's unit; None where nothing was.
+        predicted: The predicted final value of the trial, in the metric's unit; None without a prediction.
         low: Lower end of that prediction's 80 % interval.
-        high: Its upper end.
-        incumbent: The study's best value at that time; None: what stores the grant fills in `Standing.incumbent`.
+        high: Upper end of that interval.
+        incumbent: The study's best value at that time; None: `Standing.incumbent` is filled in when the grant is
+            stored.
     """
 
     kind: str = ""
@@ -57,9 +58,9 @@ class New:
 
     Attributes:
         params: Its parameters, dotted path → value; None: the study's sampler draws them.
-        until: The epoch after which it pauses, to be decided about again; None: it trains to its end.
+        until: The epoch after which it pauses for the next decision; None: it trains to its end.
         why: The reason.
-        state: What the scheduler wants to be shown with later decisions, as JSON; None: what it is shown now.
+        state: The scheduler's own state for later decisions, as JSON; None: it stays as it is.
     """
 
     params: Mapping[str, Any] | None = None
@@ -87,19 +88,19 @@ class Resume:
 
 @dataclass(frozen=True)
 class Fork:
-    """Start a new trial from a checkpoint of another one, if the study's budget allows a trial.
+    """Start a new trial from a checkpoint of another trial, its parent, if the study's budget allows a trial.
 
-    It begins with all that the other one had after an epoch at which that had paused: weights, optimizer state,
-    history. Epochs before are the other's, and count against no budget again.
+    It begins with all that the parent had after an epoch at which the parent had paused: weights, optimizer state,
+    history. The epochs before that are the parent's, and do not count against a budget again.
 
     Attributes:
-        parent: The other trial.
-        epoch: Epochs that it had finished there.
+        parent: The number of the parent.
+        epoch: The epoch of the parent's checkpoint.
         params: The new trial's parameters, all of them.
-        until: As of `New`, counted from the other trial's beginning.
+        until: As of `New`, counted from the parent's beginning.
         why: As of `New`.
         state: As of `New`.
-        replaces: A trial in whose place it stands: where that is paused, it is pruned in the same transaction.
+        replaces: The trial whose place the new one takes; if it is paused, it is pruned in the same transaction.
     """
 
     parent: int
@@ -113,7 +114,7 @@ class Fork:
 
 @dataclass(frozen=True)
 class Wait:
-    """Start nothing now: what the running trials report may change that."""
+    """Start nothing now; later reports of the running trials may change that."""
 
 
 Next = New | Resume | Fork | Wait
@@ -125,23 +126,23 @@ class Standing:
 
     Attributes:
         read: Returns every trial, by number; called when `trials` is first asked for.
-        space: Optuna's distribution of each parameter, which comes after those that its conditions name.
-        conditions: Parameter → other parameter → the values of it under which it exists, for those that depend on
-            others.
-        where: What each point satisfies beside that.
+        space: Optuna's distribution of each parameter; a parameter comes after those that its conditions name.
+        conditions: Parameter → other parameter → the other's values under which the parameter exists.
+        where: Conditions that each point satisfies besides.
         horizon: Epochs of a whole trial; None where that is not known.
-        longest: Epochs that no trial exceeds, where their length differs; None where that is not known.
-        minimize: Whether the metric is to fall.
-        bounded: Whether it has bounds: a trial that was not measured against them yet is not known to be within.
-        seed: The study's.
+        longest: Upper bound of a trial's epochs, where trials differ in length; None where that is not known.
+        minimize: Whether the metric is minimised.
+        bounded: Whether the study has bounds; then a trial that was not measured yet is not known to be within.
+        seed: The study's seed.
         planned: How many workers the study asks for.
-        n_trials: How many trials the study may have, imported ones aside; None: any number.
-        n_epochs: How many epochs all its trials may train together; None: any number.
-        state: What the scheduler has stored with an earlier decision; empty at first.
-        granted: How many grants there had been when ``state`` was read; None: it is of the trials' own moment.
-        retries: How many failed trials had been told to wait again before `trials` were read.
-        here: The paused trial in whose process this is asked: it resumes at no cost. None: no trial is.
-        read_columns: Returns `columns` without reading trials; None: they are made of `trials`.
+        n_trials: How many trials the study may have, without imported ones; None: any number.
+        n_epochs: How many epochs all trials may train together; None: any number.
+        state: The state that the scheduler stored with its last decision; empty at first.
+        granted: How many grants there had been when ``state`` was read; None: it was read together with `trials`.
+        retries: How many failed trials had been retried before `trials` were read.
+        here: The number of the paused trial in whose process the scheduler is asked, which can resume at no cost;
+            None: the process has no trial.
+        read_columns: Returns `columns` without reading trials; None: they are made from `trials`.
     """
 
     read: Callable[[], Sequence[Seen]]
@@ -164,14 +165,14 @@ class Standing:
 
     @cached_property
     def columns(self) -> Columns:
-        """What budgets and rungs need of every trial."""
+        """All trials as columns, for budgets and rungs."""
         if self.read_columns is None or "trials" in self.__dict__:
             return columns_of(self.trials, minimize=self.minimize)
         return self.read_columns()
 
     @cached_property
     def trials(self) -> Sequence[Seen]:
-        """Every trial, by number; imported ones among them."""
+        """All trials by number, including imported ones."""
         return self.read()
 
     @cached_property
@@ -181,20 +182,20 @@ class Standing:
 
     @cached_property
     def running(self) -> list[Seen]:
-        """Those that a worker has, by number."""
+        """The running trials of `own`, by number."""
         return [trial for trial in self.own if trial.state == "running"]
 
     @cached_property
     def workers(self) -> int:
-        """How many workers there are at least: those that are planned, or those that run a trial and who asks."""
+        """How many workers there are at least: those planned, or the running trials plus the asking worker."""
         return max(self.planned, len(self.running) + 1)
 
     @cached_property
     def switch(self) -> float:
-        """Epochs that could be trained in the time that starting a trial, or resuming any but `here`, takes.
+        """The cost of starting a trial, or of resuming any trial but `here`, in epochs that fit into that time.
 
-        The median of those that were measured, to a power of four, so that a study that is run again comes to the
-        same; 0 below an eighth and where few were measured, and 16 at most.
+        The median of the measured costs, rounded to a power of four so that a repeated study gets the same number.
+        It is 0 where the median is below 1/8 or fewer than 4 trials were measured, and at most 16.
         """
         measured = [trial.switch for trial in self.own if trial.switch is not None]
         middle = median(measured) if len(measured) >= _FEWEST else 0.0
@@ -202,12 +203,12 @@ class Standing:
 
     @cached_property
     def paused(self) -> list[Seen]:
-        """Those that are paused, by number."""
+        """The paused trials of `own`, by number."""
         return [trial for trial in self.own if trial.state == "paused"]
 
     @cached_property
     def incumbent(self) -> float | None:
-        """The best value at any epoch of a trial within the bounds that has not diverged or failed; else None."""
+        """The best value at any epoch of own trials within the bounds that did not diverge or fail, or None."""
         every = self.columns
         within = every.feasible & every.measured if self.bounded else every.feasible
         sound = every.finite & ~every.failed & ~every.diverged & ~np.isnan(every.best)
@@ -215,12 +216,12 @@ class Standing:
         return float(bests.min() if self.minimize else bests.max()) if len(bests) else None
 
     def is_within(self, trial: Seen) -> bool:
-        """Whether a trial is known to keep to the study's bounds, if there are any."""
+        """Whether a trial is known to keep to the study's bounds; True in a study without bounds."""
         return trial.feasible and (trial.measured or not self.bounded)
 
     @cached_property
     def decision(self) -> int:
-        """How many grants there have been: the number of this decision, from which its randomness comes."""
+        """The number of grants so far, which seeds the randomness of this decision."""
         return int(self.columns.grants[~self.columns.imported].sum())
 
     @cached_property
@@ -237,9 +238,9 @@ class Standing:
 
     @cached_property
     def takeable(self) -> Integers:
-        """Numbers of the trials that wait and may be taken.
+        """Numbers of the waiting trials that a worker may take.
 
-        Those with a grant, as far as the budget has epochs for them; others while there are more.
+        A trial with a grant may be taken if the budget covers some of it; others only while epochs are left.
         """
         waiting = self._own_in(columns.WAITING)
         if self.epochs_left == 0:
@@ -248,9 +249,9 @@ class Standing:
 
     @cached_property
     def cut(self) -> tuple[int, int] | None:
-        """The number of a trial that waits, and the epoch to which the budget covers its grant, if only in part.
+        """The waiting trial whose grant the budget covers only in part, and the epoch up to which; else None.
 
-        The grants of earlier trials come first, and those of later ones are not covered at all.
+        The grants of earlier trials come first, and those of later trials are not covered at all.
         """
         in_part = np.flatnonzero((self._covered > 0) & (self._covered < self._due))
         if not len(in_part):
@@ -259,14 +260,14 @@ class Standing:
         return int(self.columns.number[place]), int((self.columns.epochs + self._covered)[place])
 
     def count(self, state: State) -> int:
-        """How many trials that were not imported are in this state."""
+        """How many trials are in this state, without imported ones."""
         return int(np.count_nonzero(self._own_in(columns.STATES.index(state))))
 
     def epochs_of(self, number: int) -> int:
         """Epochs that a trial has finished; see `Seen.epochs`.
 
         Raises:
-            ValueError: It is not there, or was imported.
+            ValueError: There is no such trial, or it was imported.
         """
         return int(self.columns.epochs[self._place(number)])
 
@@ -286,7 +287,7 @@ class Standing:
 
     @cached_property
     def _covered(self) -> Integers:
-        """Of `_due`, what the budget has epochs for; less where it was lowered, or a failed trial waits again."""
+        """The part of `_due` that the budget covers; not all if it was lowered, or a failed trial was retried."""
         if self.n_epochs is None:
             return self._due
         left = self.n_epochs - int((self._claimed - self._due).sum())
@@ -295,7 +296,7 @@ class Standing:
 
     @cached_property
     def _due(self) -> Integers:
-        """Epochs that each trial which waits has been granted, and has not trained; 0 for any other."""
+        """Epochs that each waiting trial has been granted and has not trained yet; 0 for other trials."""
         every = self.columns
         waits = self._own_in(columns.WAITING) & (every.grants > 0)
         due: Integers = np.where(waits, self._claimed - (every.epochs - every.inherited), 0)
@@ -303,7 +304,7 @@ class Standing:
 
     @cached_property
     def _claimed(self) -> Integers:
-        """Epochs of each trial that count against the budget: it has trained them, or may still train them."""
+        """Epochs of each trial that count against the budget: those trained, and those granted to it."""
         every = self.columns
         settled = (every.state == columns.PAUSED) | (every.state == columns.ENDED)
         settled |= (every.grants == 0) & (every.state != columns.RUNNING)
@@ -315,7 +316,7 @@ class Standing:
 
 
 def within_epochs(standing: Standing, step: Next) -> Next:
-    """An answer, cut to the epochs that the study has left; `Wait` where it has none."""
+    """An answer, cut to the epochs that the study has left; `Wait` where none are left."""
     if isinstance(step, Wait) or standing.n_epochs is None:
         return step
     assert standing.epochs_left is not None
@@ -327,7 +328,7 @@ def within_epochs(standing: Standing, step: Next) -> Next:
 
 
 def _epochs_before(standing: Standing, step: New | Resume | Fork) -> int:
-    """Epochs that lie behind a trial where a grant begins."""
+    """Epochs that a trial has finished where a grant begins."""
     if isinstance(step, New):
         return 0
     return step.epoch if isinstance(step, Fork) else standing.epochs_of(step.number)
@@ -336,18 +337,18 @@ def _epochs_before(standing: Standing, step: New | Resume | Fork) -> int:
 class Scheduler(Protocol):
     """Decides which trials run, and for how long.
 
-    Workers on several machines ask their own copies of one scheduler, and must come to the same answers: a
-    scheduler decides from what the study stores, and keeps nothing between two calls but what it can read again.
-    It is sent to worker processes by pickle.
+    Each worker, on any machine, has its own copy of the scheduler, and all copies must give the same answers. So a
+    scheduler decides from the storage, and keeps nothing between two calls except what it can read again. It is
+    sent to worker processes by pickle.
 
-    An answer with an ``until``, or with parameters, is a *grant*: it is stored with the trial in the transaction
-    that gives the trial to the worker, unless another grant came in between; then the scheduler is asked again.
+    An answer with an ``until``, or with parameters, is a *grant*. It is stored with the trial in the transaction
+    that gives the trial to the worker. If another grant came first, the scheduler is asked again.
 
     Attributes:
-        forks: Whether it forks trials. Then the checkpoints where grants have ended stay as long as a trial may be
-            forked from them.
-        reads_trials: Whether it looks at `Standing.trials`, which are read with their curves for it; where it does
-            not, `Standing.columns` has all that it needs.
+        forks: Whether it forks trials. Then the checkpoints at the ends of grants are kept as long as a trial may
+            be forked from them.
+        reads_trials: Whether it uses `Standing.trials`, for which all curves are read; else `Standing.columns` has
+            all that it needs.
     """
 
     @property
@@ -359,16 +360,16 @@ class Scheduler(Protocol):
         """See the class."""
 
     def watches(self, study: optuna.Study) -> bool:
-        """Whether `decide` is to be asked after each epoch; False: it would always say CONTINUE.
+        """Whether `decide` is to be called after each epoch; False: it would always return CONTINUE.
 
-        Where it is not, reports of several epochs are stored together, and an epoch's end costs next to nothing.
+        If not, reports of several epochs are stored together, and an epoch's end costs almost nothing.
         """
 
     def decide(self, trial: optuna.Trial, step: int) -> Decision:
-        """What a trial does after an epoch whose value it has reported, below the end of its grant.
+        """What a trial does after an epoch whose value it has reported, before the end of its grant.
 
         PAUSE and STOP end the trial's process after this epoch has been logged and checkpointed. A trial that has
-        had its last epoch, has diverged or stops early is not paused.
+        finished its last epoch, has diverged or stops early is not paused.
 
         Args:
             trial: The running trial.
@@ -376,13 +377,13 @@ class Scheduler(Protocol):
         """
 
     def first(self, standing: Standing) -> int | None:
-        """The epoch after which a trial that a person has enqueued pauses first; None: it trains to its end."""
+        """The epoch after which an enqueued trial pauses first; None: it trains to its end."""
 
     def next(self, standing: Standing) -> Next:
-        """What a free worker does; also asked where a grant ends, when that trial may train on without a pause.
+        """What a free worker does; also called where a grant ends, as that trial may continue without a pause.
 
-        Trials that wait (requeued ones, initial trials) are taken first, with any answer. A `New` above the
-        budget, and a `Wait` while no trial runs, mean that nothing is left to do; where that is so for the whole
+        Waiting trials (requeued ones, initial trials) are taken first, whatever the answer. A `New` above the
+        budget, or a `Wait` while no trial runs, means that nothing is left to do; where that is so for the whole
         study, its paused trials are stored as pruned.
 
         Args:

@@ -1,4 +1,4 @@
-"""A trial as a scheduler sees it, and its curve of losses."""
+"""`Seen`, a trial as a scheduler sees it, and `Curve`, its losses by epoch."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ State = Literal["waiting", "running", "paused", "ended"]
 
 @dataclass(frozen=True)
 class Seen:
-    """A trial as a scheduler sees it. A process keeps one that has ended, or is paused, from look to look.
+    """A trial as a scheduler sees it; a process reuses it for later decisions while the trial is ended or paused.
 
     Attributes:
-        number: Its number.
-        params: Dotted path → value; a parameter whose condition does not hold is left out.
-        values: Finished epochs → the metric as it was reported after them; it may be NaN or infinite, and epochs
-            may be left out.
+        number: The trial's number.
+        params: Dotted path → value, without parameters whose condition does not hold.
+        values: Finished epoch → the metric reported after it, which may be NaN or infinite; not every epoch need
+            have a value.
         state: ``"waiting"`` for a worker, ``"running"``, ``"paused"`` or ``"ended"``.
-        until: The epoch to which it has been granted; None: its end, or nothing was granted.
-        kinds: `Why.kind` of each grant, the first one first; empty for a trial that was never granted anything.
-        whole: It has trained to its end.
-        failed: It has ended without a result.
-        diverged: It has ended by diverging, at its last report or within the epoch after it.
-        imported: It was trained outside of the study: it counts against no budget.
-        source: The study that it was imported from, perhaps of other data; None: none, or it is not known.
-        feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
-        measured: How far it violates the study's bounds is known: it has come to the end of a grant.
-        mends: It violates bounds, and training may bring one that has not ended within them (`Mending`).
-        inherited: Epochs at its beginning that another trial, its parent, has trained; it has no values there.
-        replaces: The trial in whose place it was forked.
-        taken_over: Its result is that of a trial with the same parameters: it has trained nothing.
-        switch: Epochs of its own that could be trained in the time that each of its starts and resumptions took;
-            None where that was not measured.
+        until: The epoch to which it has been granted; None: to its end, or nothing was granted.
+        kinds: `Why.kind` of each grant, in order; empty for a trial without a grant.
+        whole: Whether it has trained to its end.
+        failed: Whether it has ended without a result.
+        diverged: Whether it has ended by diverging, at its last report or within the epoch after it.
+        imported: Whether it was trained outside of the study; then it counts against no budget.
+        source: The study from which it was imported, perhaps with other data; None: none, or not known.
+        feasible: Whether it keeps to the study's bounds, as far as it was measured; else it can't be the best.
+        measured: Whether it was measured against the study's bounds, which happens at the end of a grant.
+        mends: Whether it violates bounds and training may bring it within them, if it has not ended (`Mending`).
+        inherited: Number of its first epochs that its parent has trained; it has no values there.
+        replaces: The trial whose place it took as a fork.
+        taken_over: Whether it has trained nothing, because its result is that of a trial with equal parameters.
+        switch: The time that each of its starts and resumptions took, measured in its own epochs; None where that
+            was not measured.
     """
 
     number: int
@@ -64,9 +64,9 @@ class Seen:
 
     @property
     def epochs(self) -> int:
-        """Epochs that it has finished, as far as they were reported, those of its parent included.
+        """Epochs that the trial has finished, as far as they were reported, including its parent's.
 
-        One that has paused has had all of its grant, also where it reported nothing after the last epoch of it.
+        A paused trial has finished its whole grant, even if it reported nothing after the grant's last epoch.
         """
         reported = max(self.values, default=self.inherited)
         return max(reported, self.until or 0) if self.state == "paused" else reported
@@ -80,12 +80,12 @@ class Seen:
 
     @cached_property
     def all_kinds(self) -> frozenset[str]:
-        """`kinds`, each once."""
+        """The set of its `kinds`."""
         return frozenset(self.kinds)
 
     @cached_property
     def row(self) -> tuple[Any, ...]:
-        """What `hpo.search.schedulers.columns.columns_of` needs of it; least and largest value both."""
+        """Its entries for `hpo.search.schedulers.columns.columns_of`, both least and largest value included."""
         last = max(self.values, default=None)
         return (
             self.number,
@@ -110,12 +110,12 @@ class Seen:
 
     @cached_property
     def falling(self) -> Curve:
-        """Its losses where the metric is to fall."""
+        """Its losses where the metric is minimised."""
         return self._curve(1.0)
 
     @cached_property
     def rising(self) -> Curve:
-        """Its losses where the metric is to rise."""
+        """Its losses where the metric is maximised."""
         return self._curve(-1.0)
 
     def _curve(self, sign: float) -> Curve:
@@ -130,7 +130,7 @@ class Seen:
 
     @property
     def _breaks_off(self) -> bool:
-        """Whether it ended badly, and its last report, if there is one, does not say so."""
+        """Whether it diverged or failed without a report that shows it: its curve then gets an infinite end."""
         if self.diverged:
             return not self.values or math.isfinite(self.values[max(self.values)])
         has_end = self.values or self.whole or self.imported  # an imported trial may have its final value alone
@@ -148,17 +148,17 @@ def state_of(trial: FrozenTrial) -> State:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A trial with its losses: less is better, infinite where nothing finite was reported.
+    """A trial with its losses by epoch, of which less is better.
 
-    They are infinite, too, where it violates a bound that training does not mend.
-
-    One that diverged within an epoch has an infinite loss after that epoch, as if it had reported so. One that
-    has ended without a report, as a trial that fails when it is built, has it after its first.
+    A loss is infinite where the report is not finite, and all are where the trial violates a bound that training
+    does not mend. A trial that diverged within an epoch has an infinite loss after that epoch, as if it had
+    reported it. A trial that has ended without a report, such as one that fails when it is built, has an infinite
+    loss after its first epoch.
 
     Attributes:
         seen: The trial.
-        steps: Epochs with a report, ascending.
-        losses: The losses there.
+        steps: Epochs with a loss, ascending.
+        losses: The losses after these epochs.
     """
 
     seen: Seen
@@ -172,28 +172,28 @@ class Curve:
 
     @cached_property
     def done(self) -> int:
-        """The last epoch with a report, or of a paused trial where it has paused; 0: none."""
+        """The last epoch with a loss, or the epoch at which a paused trial has paused; 0 without either."""
         if self.seen.state == "paused":
             return self.seen.epochs
         return self.steps[-1] if self.steps else 0
 
     @property
     def last(self) -> float:
-        """The loss after it."""
+        """The loss reported last; infinite without one."""
         return self.losses[-1] if self.losses else math.inf
 
     @cached_property
     def best(self) -> float:
-        """The least loss."""
+        """The least loss; infinite without one."""
         return min(self.losses, default=math.inf)
 
     @cached_property
     def resumable(self) -> bool:
-        """Whether it is paused, and has not diverged."""
+        """Whether the trial is paused and its last loss is finite."""
         return self.seen.state == "paused" and math.isfinite(self.last)
 
     def rank_at(self, epoch: int) -> tuple[bool, float, int]:
-        """What orders trials after an epoch: who violates a bound comes last, then the loss, then the number."""
+        """The key that ranks trials after an epoch: those within the bounds first, then by loss and number."""
         return not self.seen.feasible, self.at(epoch), self.number
 
     def at(self, epoch: int) -> float:

@@ -1,4 +1,4 @@
-"""A scheduler on curves that are known: workers in virtual time, and nothing is trained."""
+"""Runs a scheduler on recorded curves, with workers in virtual time and without any training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hpo.search.schedulers.seen import Seen
 
 @dataclass(frozen=True)
 class Known:
-    """A configuration and what is known of its training.
+    """A configuration and its recorded curve.
 
     Attributes:
         params: Dotted path → value.
-        values: Epochs → the metric as it was reported after them.
-        whole: It ended after the last of them by itself; False: what came after is not known.
-        feasible: As of `Seen`, at its end: how far it violated a bound before is not kept.
-        counts: Its values may be the best of a study; those of a trial that diverged or failed are no result.
+        values: Epoch → the metric reported after it.
+        whole: Whether the training ended by itself after the last of these epochs; False: the rest is not known.
+        feasible: As of `Seen`, at the trial's end: earlier violations are not recorded.
+        counts: Whether its values may be the study's best; False for a trial that diverged or failed.
         pace: Virtual time that an epoch takes.
     """
 
@@ -34,12 +34,12 @@ class Known:
 
     @property
     def epochs(self) -> int:
-        """How many epochs are known."""
+        """The last recorded epoch; 0 without one."""
         return max(self.values, default=0)
 
     @property
     def diverged(self) -> bool:
-        """Whether it ended by itself, and not with a result."""
+        """Whether the training ended by itself without a result."""
         return self.whole and not self.counts
 
 
@@ -48,14 +48,14 @@ class SimulatedTrial:
     """A trial of a simulated study.
 
     Attributes:
-        number: Its number.
-        known: What it trains.
+        number: The trial's number.
+        known: Its configuration and recorded curve.
         done: Epochs that it has trained.
-        values: What it has reported.
+        values: The values that it has reported, by epoch.
         state: As of `Seen`.
         until: As of `Seen`.
         kinds: As of `Seen`.
-        at_edge: It was granted epochs that are not known.
+        at_edge: Whether it ended because its recorded curve ends, not by itself.
     """
 
     number: int
@@ -68,17 +68,17 @@ class SimulatedTrial:
     at_edge: bool = False
 
     def train(self) -> None:
-        """Another epoch has been trained."""
+        """Train one more epoch."""
         self.done += 1
         if self.done in self.known.values:
             self.values[self.done] = self.known.values[self.done]
 
     def end(self) -> None:
-        """All that is known of it has been trained."""
+        """End the trial at the end of its recorded curve."""
         self.state, self.at_edge = "ended", not self.known.whole
 
     def seen(self) -> Seen:
-        """As a scheduler sees it."""
+        """The trial as a scheduler sees it."""
         return Seen(
             self.number,
             self.known.params,
@@ -92,26 +92,27 @@ class SimulatedTrial:
         )
 
 
-#: Returns what a new trial trains, of parameters that the scheduler proposes, or None where a sampler would draw.
+#: Returns the recorded configuration of a new trial, for the parameters that the scheduler proposes; for None, as
+#: a sampler would draw it.
 Draw = Callable[[Mapping[str, Any] | None], Known]
 
 
 class Simulation:
-    """A study of workers in virtual time.
+    """A simulated study whose workers run in virtual time.
 
     Args:
-        scheduler: Decides.
-        standing: The study without its trials: space, budgets, seed. Its ``n_trials`` bounds how often ``draw`` is
-            called. `Standing.trials` has those that were imported.
+        scheduler: The scheduler to run.
+        standing: The study before its first trial: space, budgets, seed, and in `Standing.trials` the imported
+            trials. ``n_trials`` limits how often ``draw`` is called.
         draw: See `Draw`.
         workers: How many trials run at a time.
 
     Attributes:
-        trials: All trials, by number.
-        seconds: What each decision took, in seconds.
+        trials: All trials but imported ones, by number.
+        seconds: How long each decision took, in seconds.
 
     Raises:
-        TypeError: By `run`: the scheduler forks a trial.
+        TypeError: By `run`, if the scheduler forks a trial.
     """
 
     def __init__(self, scheduler: Scheduler, standing: Standing, draw: Draw, workers: int) -> None:
@@ -122,7 +123,7 @@ class Simulation:
         self.seconds: list[float] = []
 
     def run(self) -> None:
-        """Train until nothing is left to do; of events at one time the lower worker's comes first."""
+        """Train until nothing is left to do; at equal times the lower worker's event comes first."""
         idle = self._occupied(0.0, list(range(self._workers)), self._asked(None))
         while self._events:
             now, worker, place = heapq.heappop(self._events)
@@ -135,21 +136,21 @@ class Simulation:
                 idle = self._occupied(now, sorted([*idle, worker]), answer)
 
     def _after(self, trial: SimulatedTrial) -> Next | None:
-        """What a worker does after an epoch of its trial; None: it trains on."""
+        """The scheduler's answer if an epoch has ended a trial or its grant; None: the trial continues."""
         if trial.done >= trial.known.epochs and (trial.known.whole or trial.until != trial.done):
             trial.end()
             return self._asked(None)
         if trial.until is None or trial.done < trial.until or not trial.values:
-            return None  # as a trial of a study, it does not pause before its first value
+            return None  # as in a real study, a trial does not pause before its first value
         trial.state = "paused"
         return self._asked(trial.number)
 
     def _occupied(self, now: float, idle: list[int], answer: Next) -> list[int]:
-        """Give the idle workers trials, the first one by this answer; returns those that wait."""
+        """Give the idle workers trials, the first by this answer; returns the workers that stay idle."""
         while (trial := self._taken(answer)) is not None:
             if trial.done < trial.known.epochs:
                 self._train(now, idle.pop(0), trial)
-            else:  # it would resume where nothing is known any more
+            else:  # it would resume where its recorded curve has ended
                 trial.end()
             if not idle:
                 break

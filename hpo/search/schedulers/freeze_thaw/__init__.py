@@ -1,1 +1,1 @@
-"""Freeze-thaw search: a curve model and successive halving share one study's trials, which pause and resume."""
+"""Freeze-thaw search: a scheduler in which a curve model and successive halving choose which trials to resume."""

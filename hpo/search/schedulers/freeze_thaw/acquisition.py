@@ -1,4 +1,4 @@
-"""What granting a trial epochs is worth: expected improvement at its end, or the chance to be ahead soon."""
+"""The worth of a grant: the expected improvement at the trial's end, or the probability of one soon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.special import log_ndtr, ndtr
 
 from hpo.search.axes import Floats
 
-#: How far below the best seen a chance is asked for, as powers of ten of the spread of what was seen.
+#: Range of the improvement whose probability is computed: powers of ten, times the spread of the losses seen.
 _NEARER, _FARTHER = -4.0, -1.0
 #: Below this many standard deviations the expected improvement's logarithm is taken from its asymptote.
 _DEEP: Final = -5.0
@@ -19,12 +19,12 @@ _DEEP: Final = -5.0
 
 @dataclass(frozen=True)
 class Aim:
-    """What a decision is after.
+    """What a decision tries to reach.
 
     Attributes:
         goal: The warped loss to get below.
-        ahead: How many epochs from where a trial is.
-        expected: Whether to ask how far below is expected; else, how likely it is.
+        ahead: Within how many further epochs of a trial.
+        expected: Whether worth is how far below the goal a loss is expected; else, how likely it is below.
     """
 
     goal: float
@@ -33,7 +33,7 @@ class Aim:
 
 
 def drawn_aim(rng: np.random.Generator, horizon: int, incumbent: float, spread: float) -> Aim:
-    """By coin, expected improvement at the end, or the chance of an improvement by some amount after some epochs.
+    """Draw an aim: expected improvement at the end, or the probability of a drawn improvement in drawn epochs.
 
     The second is MFPI-random of Rakotoarison et al., In-Context Freeze-Thaw Bayesian Optimization (2024).
     """
@@ -46,7 +46,7 @@ def drawn_aim(rng: np.random.Generator, horizon: int, incumbent: float, spread: 
 
 
 def worth(aim: Aim, mean: Floats, std: Floats) -> Floats:
-    """The logarithm of what is expected or likely; comparable within one decision."""
+    """The logarithm of the expected improvement, or of the probability; comparable within one decision."""
     u = (aim.goal - mean) / std
     if not aim.expected:
         return np.asarray(log_ndtr(u))

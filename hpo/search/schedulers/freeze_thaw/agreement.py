@@ -1,8 +1,8 @@
-"""What a study shows about itself: how well early ranks agree with late ones, and whether the model's trials win.
+"""Measures in a study how well early ranks agree with late ones, and how often the model's trials win.
 
-A trial that ran on because it stood well says nothing about those that did not. So for the agreement only those
-epochs count that a trial was granted without a look at its values: up to the first trials' rung, and those of
-grants of the kind ``"whole"``, which trials that the model has not proposed get in turn.
+A trial that continued because it ranked well says nothing about those that did not. So agreement is measured only
+on epochs that a trial was granted without regard to its values: up to the rung of the first trials, and in grants
+of the kind ``"whole"``, which trials that the model has not proposed get in turn.
 """
 
 from __future__ import annotations
@@ -18,41 +18,43 @@ from numpy.typing import NDArray
 
 from hpo.search.schedulers.seen import Curve
 
-#: Kinds of grants that do not look at a trial's values; "enqueued" ones are a person's choice.
+#: Kinds of grants that do not depend on a trial's values; a person chose the "enqueued" ones.
 _UNJUDGED: Final = frozenset({"initial", "breadth", "whole"})
-#: The rung of the first trials: this, or in longer ones the last rung within this share of the horizon.
+#: The first trials pause at the last rung that is at most `_BASE` epochs, or at most this share of the horizon.
 _BASE: Final = 3
 _OF_HORIZON: Final = 1 / 16
-#: The agreement with the next rung before it is measured, below the base and above; as so many trials.
+#: A rung's agreement with the next one before it is measured, below the base rung and from it on; it counts as
+#: much as `_WEIGHT` trials.
 _EXPECTED: Final = (0.5, 0.9)
 _WEIGHT: Final = 3.0
-#: Fewer trials than this measure nothing.
+#: Agreement is measured with at least so many trials.
 _FEWEST: Final = 3
-#: How often the model's trials are expected to win, and how many of its trials that counts as.
+#: How often the model's trials are expected to win before it is measured, and how many of them that counts as.
 _WINS: Final = 0.75
 _WINS_WEIGHT: Final = 6.0
-#: The latest so many trials of each kind are compared.
+#: Only so many of the latest trials of each kind are compared.
 _LATEST: Final = 30
 
 
 def base_rung(rungs: Sequence[int], switch: float) -> int:
-    """The rung of the first trials, at which all of them can be compared.
+    """The base rung, at which the first trials pause, so that all of them can be compared there.
 
     Args:
-        rungs: Ascending.
-        switch: Epochs that could be trained in the time that a trial takes to start: it is to train about as long.
+        rungs: The rungs, ascending.
+        switch: Epochs that could be trained in the time that a trial takes to start; a trial should train about as
+            long as that.
     """
     within = max(_BASE, _OF_HORIZON * rungs[-1], switch)
     return max((rung for rung in rungs if rung <= within), default=rungs[0])
 
 
 def is_even(curve: Curve) -> bool:
-    """Whether a trial is at a point that was drawn evenly."""
+    """Whether a trial is at an even point: one that was drawn evenly, and not proposed by the model."""
     return bool(curve.seen.kinds) and curve.seen.kinds[0] in _UNJUDGED
 
 
 def unjudged(curve: Curve, base: int) -> int:
-    """Up to which epoch a trial ran without being chosen by its values; 0 for one that is not at an even point."""
+    """The epoch up to which a trial's grants did not depend on its values; 0 for one not at an even point."""
     if not is_even(curve):
         return 0
     if curve.seen.all_kinds <= _UNJUDGED:
@@ -61,7 +63,7 @@ def unjudged(curve: Curve, base: int) -> int:
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's; ties share their ranks, and where a side is constant it is 0."""
+    """Spearman's rank correlation; ties share their mean rank, and it is 0 where a side is constant."""
     ranks = [_ranks(np.array(values)) for values in (one, other)]
     first, second = (each - each.mean() for each in ranks)
     norm = math.sqrt(float(first @ first) * float(second @ second))
@@ -75,7 +77,7 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def agreements(curves: Sequence[Curve], rungs: Sequence[int], base: int) -> dict[int, float]:
-    """For each rung, its rank correlation with the next one, drawn towards what is usual while few trials tell."""
+    """Each rung's rank correlation with the next one, drawn towards the usual value while trials are few."""
     found = {}
     reach = [(curve, unjudged(curve, base)) for curve in curves if curve.steps]
     for early, late in pairwise(rungs):
@@ -90,24 +92,25 @@ def agreements(curves: Sequence[Curve], rungs: Sequence[int], base: int) -> dict
 
 
 def to_the_end(agreement: Mapping[int, float], rung: int) -> float:
-    """How well a rung's rank agrees with the last one's: the product over the rungs between, at least 0."""
+    """How well a rung's ranks agree with those at the last rung: the product of the agreements up to there."""
     return math.prod(max(value, 0.0) for early, value in agreement.items() if early >= rung)
 
 
 def first_rung(agreement: Mapping[int, float], rungs: Sequence[int], trials: Callable[[int], float]) -> int:
-    """The rung at which new trials pause first.
+    """The rung at which new trials pause first: the one that makes the expected lead at the end largest.
 
-    The best of the ``trials(rung)`` that can come to a rung in the same time is expected E[max of so many] ·
-    agreement standard deviations ahead at the end. The rung for which that is most.
+    In the same time, ``trials(rung)`` trials can reach a rung. At the end, the best of them is expected to lead by
+    E[max of so many standard normal values] · agreement, in standard deviations.
     """
     return max(rungs[:-1] or rungs, key=lambda rung: _expected_best(trials(rung)) * to_the_end(agreement, rung))
 
 
 def among_promoted(curves: Sequence[Curve], early: int, late: int) -> float:
-    """How well a rung's rank agrees with the next one's among trials that stood well, at least: from 0 to 1.
+    """How well a rung's ranks agree with the next one's, among trials chosen by their values: a lower bound.
 
-    All trials together may agree well, and the next rung's best still stand anywhere among the promoted ones,
-    where curves cross late. Less the standard error of a rank correlation of n pairs, 1 / √(n - 1).
+    Where curves cross late, ranks may agree well among all trials, and yet the next rung's best may have had any
+    rank among the promoted ones. The bound is the rank correlation of the n trials less its standard error,
+    1 / √(n - 1), and at least 0.
     """
     there = [curve for curve in curves if curve.done >= late and curve.steps and curve.steps[0] <= early]
     both = [curve for curve in there if not curve.seen.all_kinds <= _UNJUDGED]
@@ -123,9 +126,10 @@ def _expected_best(count: float) -> float:
 
 
 def wins(curves: Sequence[Curve]) -> float:
-    """How often a trial that the model proposed is ahead of one at an even point, after as many epochs.
+    """How often a trial that the model proposed is ahead of one at an even point, after equally many epochs.
 
-    A half: the model proposes nothing better than chance. Drawn towards what is usual while it has proposed few.
+    A half means that the model's proposals are no better than chance. Drawn towards the usual value while the
+    model has proposed few.
     """
     latest = [curve for curve in reversed(curves) if curve.steps and curve.seen.kinds]
     model = list(islice((curve for curve in latest if curve.seen.kinds[0] == "model"), _LATEST))[::-1]

@@ -1,4 +1,4 @@
-"""The model's choice: of the paused trials that stand best and of new points, the one worth most."""
+"""The model's choice: the grant that is worth most, for one of the best paused trials or for a new point."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from hpo.search.schedulers.rungs import ladder
 from hpo.search.schedulers.scheduler import New, Resume, Why
 from hpo.search.schedulers.seen import Curve
 
-#: The scales are fitted again when the rows have grown by this, or fallen as much.
+#: The scales are fitted again when the number of rows has grown or shrunk by this factor.
 _GROWN: Final = 1.15
-#: Rungs of the model's grants grow by this.
+#: The factor from one rung of the model's grants to the next.
 _FACTOR: Final = 1.5
-#: A trial is resumed for at least so many times the epochs that could be trained in the time of the switch.
+#: A grant for a paused trial has at least this many times the epochs that a switch of trials costs.
 _WORTH: Final = 0.5
-#: Where only the trials are counted, one that is less likely to become the best is left paused.
+#: In a study without a budget of epochs, a trial stays paused if it is less likely than this to become the best.
 _HOPE: Final = 0.05
 #: Standard deviations from the middle to the ends of an 80 % interval.
 _EIGHTY: Final = 1.2815515655446004
@@ -41,13 +41,13 @@ _EIGHTY: Final = 1.2815515655446004
 
 @dataclass(frozen=True)
 class Candidate:
-    """A grant that the model would make.
+    """A grant that the model might make.
 
     Attributes:
         curve: The paused trial; None: a new one.
-        params: The new one's parameters.
-        at: Its place at its end.
-        worth: See `acquisition.worth`.
+        params: The new trial's parameters.
+        at: The row of the trial at the horizon.
+        worth: See `acquisition.worth`; less the burden of the switch.
     """
 
     curve: Curve | None
@@ -57,7 +57,7 @@ class Candidate:
 
 
 class ModelChoice:
-    """What the model would do at this decision.
+    """The choice that the model makes at one decision.
 
     Args:
         view: The study.
@@ -72,7 +72,7 @@ class ModelChoice:
         self._state: dict[str, Any] | None = None
 
     def best(self) -> New | Resume | None:
-        """A grant for the candidate that is worth most; None without a model or without a candidate."""
+        """A grant for the candidate that is worth most; None where there is no model or no candidate."""
         try:
             model = self._believing()
         except LinAlgError:
@@ -89,14 +89,14 @@ class ModelChoice:
         return self._grant(max(candidates, key=lambda each: each.worth), model)
 
     def _burden(self, curve: Curve | None) -> float:
-        """Logarithm of how many times longer a grant takes with the switch of trials that comes before it."""
+        """The logarithm of the factor by which the switch of trials before a grant makes it take longer."""
         if curve is not None and curve.number == self._view.standing.here:
             return 0.0
         epochs = self._first if curve is None else self._rung(curve) - curve.done
         return math.log1p(self._view.switch / epochs)
 
     def _rung(self, curve: Curve) -> int:
-        """Where a paused trial pauses next; what it trains is worth the switch of trials before it."""
+        """The epoch at which a paused trial pauses next, far enough to be worth the switch of trials before it."""
         here = curve.number == self._view.standing.here
         least = curve.done + (1 if here else max(_WORTH * self._view.switch, 1))
         return next((rung for rung in self._rungs if rung >= least), self._rungs[-1])
@@ -113,7 +113,7 @@ class ModelChoice:
 
     @cached_property
     def _best_loss(self) -> float:
-        """The best loss of those that can be the study's best; of all that are sound where none of them can."""
+        """The best loss of the sound trials that can be the study's best; of all sound ones where none can."""
         rivals = (curve.best for curve in self._sound if self._is_rival(curve))
         return min(rivals, default=self._warp.best)
 
@@ -127,7 +127,7 @@ class ModelChoice:
 
     @cached_property
     def _sound(self) -> list[Curve]:
-        """The trials that have not diverged or failed: one that has is never the study's best."""
+        """The trials that have not diverged or failed; such trials are never the study's best."""
         return [curve for curve in self._curves if curve.steps and math.isfinite(curve.last)]
 
     def _as_z(self, loss: float) -> float:
@@ -169,7 +169,7 @@ class ModelChoice:
         return rows_of(curves, epochs, self._view.encoding, self._view.horizon)
 
     def _believing(self) -> CurveModel:
-        """The model as if each running trial had come to its goal as predicted."""
+        """The model, with each running trial as if it had reached its goal with the predicted loss."""
         table = self._table
         model = CurveModel(self._scales, self._view.encoding.groups, table.rows, table.z, self._view.learnt.known)
         if running := [curve for curve in self._curves if curve.seen.state == "running"]:
@@ -182,7 +182,7 @@ class ModelChoice:
 
     @cached_property
     def _scales(self) -> Floats:
-        """The stored scales, or new ones where the rows have changed much since they were fitted."""
+        """The stored scales, or new ones where the number of rows has changed much since they were fitted."""
         encoding, table, known = self._view.encoding, self._table, self._view.learnt.known
         stored, rows = self._view.standing.state, len(table.rows)
         prior = prior_after(self._view.learnt, encoding.lengths)

@@ -1,10 +1,10 @@
-"""What an earlier study of the same space says of a new one's curves.
+"""Learns from earlier studies of the same space what to expect of a new study's curves.
 
-The earlier study may have been of other data, with losses of another level and spread: they are warped on their
-own, and have a model of their own. What that says of the parameters alone, s(x, t), the posterior mean of level(x)
-+ shape(x, t), enters the new model as b · s(x, t), with b normal around `_TRUST`. The new study's own reports move
-b: to 0 where the two have nothing in common, below it where they contradict each other. The scales of the earlier
-model are where those of the new one are expected, and its best trials are tried first.
+An earlier study may have had other data, with losses of another level and spread, so its losses are warped and
+modelled separately. Its model's statement about the parameters alone, s(x, t), the posterior mean of level(x) +
+shape(x, t), enters the new model as b · s(x, t), where b is normal around `_TRUST`. The new study's reports then
+move b: to 0 where the two studies have nothing in common, below 0 where they contradict each other. The earlier
+model's scales become the prior means of the new one's, and the earlier study's best trials are tried first.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from hpo.search.schedulers.freeze_thaw.model import CurveModel, Known
 from hpo.search.schedulers.freeze_thaw.table import Warp, table_of
 from hpo.search.schedulers.seen import Curve
 
-#: Rows that are read of an earlier study, at most.
+#: At most so many rows are read of an earlier study.
 _ROWS: Final = 150
-#: Leaders are so many lengths apart, at least.
+#: Leaders are more than so many length scales apart.
 _APART: Final = 0.5
 #: Mean and standard deviation of b before anything is seen.
 _TRUST: Final = 0.6
@@ -42,9 +42,9 @@ class Earlier:
     """What was learnt from earlier studies.
 
     Attributes:
-        scales: The scales of each study's model, by the study's name: what is stored for later decisions.
-        known: What their models say of parameters.
-        leaders: Parameters of their best trials that are some way apart, of each study in turn.
+        scales: The scales of each study's model, by the study's name; stored for later decisions.
+        known: What the models say about parameters.
+        leaders: Parameters of each study's best trials, some distance apart; the studies take turns.
     """
 
     scales: Mapping[str, Sequence[float]]
@@ -61,10 +61,10 @@ def earlier_of(
     """Learn from earlier studies.
 
     Args:
-        studies: The curves of each, by its name.
-        encoding: The space.
-        horizon: Epochs of a whole trial, of this study.
-        stored: `Earlier.scales` of an earlier decision, or nothing; what is there is not fitted again.
+        studies: Each study's curves, by its name.
+        encoding: The search space.
+        horizon: Epochs of a whole trial in the new study.
+        stored: `Earlier.scales` of an earlier decision, which are not fitted again; empty at first.
     """
     models = {}
     for name, curves in studies.items():
@@ -80,7 +80,7 @@ def earlier_of(
 
 
 def _leaders(curves: Sequence[Curve], model: CurveModel, encoding: Encoding) -> list[Mapping[str, Any]]:
-    """The trials that the model expects to end best, each some lengths from those before it."""
+    """Parameters of the trials that the model expects to end best, each some distance from those before it."""
     x = encoding.features(encoding.points([curve.seen.params for curve in curves]))
     numbers = np.array([curve.number for curve in curves], dtype=np.int64)
     ends, _ = model.predict(Rows.each(x, np.ones(len(curves)), numbers))
@@ -105,6 +105,6 @@ def _model(
 
 
 def prior_after(earlier: Earlier, lengths: int) -> tuple[Floats, Floats]:
-    """The prior of the scales: around the mean of what earlier studies came to, where there were any."""
+    """The prior of the scales, around the mean of the earlier studies' scales where there are any."""
     mean, std = kernel.prior(lengths)
     return (np.mean(list(earlier.scales.values()), axis=0), std) if earlier.scales else (mean, std)

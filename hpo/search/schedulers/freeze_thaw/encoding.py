@@ -1,8 +1,8 @@
-"""A search space as a unit cube and as the columns of the curve model; conditions, steps and choices included.
+"""Encodes the points of a search space as coordinates of the unit cube, and as input columns of the curve model.
 
 A point is a row of unit coordinates, one for each parameter, NaN where a parameter does not apply. `Encoding.snap`
-brings coordinates to values that exist; `Encoding.features` gives the model's columns, where a parameter that does
-not apply is as far from each of its values, and two points without it differ in nothing.
+moves coordinates to values that exist. `Encoding.features` gives the model's columns: there a parameter that does
+not apply is equally far from each of its values, and two points without the parameter do not differ in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpo.search.axes import Axis, Floats, StepAxis, axis_of, counted, most_point
 
 Conditions = Mapping[str, Mapping[str, Sequence[Any]]]
 
-#: Points of a finite space that are listed, to find those not tried yet.
+#: A finite space of at most so many points is listed, to find untried ones.
 _MOST_LISTED: Final = 10_000
 #: In place of a value, where a parameter does not apply.
 _MISSING: Final = object()
@@ -32,15 +32,16 @@ class Encoding:
     """Points of a space as parameters, as unit coordinates, and as columns of the model.
 
     Args:
-        space: Distributions by parameter, each after those that its conditions name.
-        conditions: By parameter, the values of others under which it exists; a condition on what is not in the
-            space counts as met.
-        where: What each point satisfies.
+        space: Distributions by parameter; a parameter comes after those that its conditions name.
+        conditions: By parameter, the values of other parameters under which it exists; a condition on a parameter
+            that is not in the space counts as met.
+        where: Conditions that each point satisfies.
 
     Attributes:
         names: The parameters.
-        groups: For each column of the features, the index of its length scale: one a parameter.
-        lengths: How many lengths there are.
+        groups: For each column of the features, the index of its length scale; there is one for each parameter
+            with more than one value.
+        lengths: How many length scales there are.
     """
 
     def __init__(
@@ -97,17 +98,17 @@ class Encoding:
         return {name: axis.value(float(unit)) for name, axis, unit in named if not math.isnan(unit)}
 
     def allows(self, params: Mapping[str, Any]) -> bool:
-        """Whether parameters satisfy what each point does."""
+        """Whether parameters satisfy ``where``."""
         return all(condition.holds(params) for condition in self._where)
 
     def allowed(self, points: Floats) -> NDArray[np.bool_]:
-        """Which of these snapped points do."""
+        """Which of these snapped points satisfy ``where``."""
         if not self._where:
             return np.ones(len(points), dtype=np.bool_)
         return np.array([self.allows(self._named(point)) for point in points], dtype=np.bool_)
 
     def _named(self, point: Floats) -> dict[str, Any]:
-        """Those of a snapped point's parameters that `where` is about: to compute them takes most of its time."""
+        """The parameters of a snapped point that ``where`` uses; computing others would take most of the time."""
         return {
             self.names[index]: self.axes[index].value(float(point[index]))
             for index in self._asked
@@ -115,11 +116,11 @@ class Encoding:
         }
 
     def point(self, params: Mapping[str, Any]) -> Floats:
-        """Coordinates of parameters; NaN where one is missing or none of the choices."""
+        """Coordinates of parameters; NaN where a parameter is missing or its value is not a choice."""
         return np.asarray(self.points([params])[0])
 
     def points(self, several: Sequence[Mapping[str, Any]]) -> Floats:
-        """The same of several [points, parameters]."""
+        """The coordinates of several points [points, parameters]; see `point`."""
         found = np.full((len(several), len(self.names)), math.nan)
         for index, (name, axis) in enumerate(zip(self.names, self.axes, strict=True)):
             where = [row for row, params in enumerate(several) if name in params]
@@ -128,18 +129,18 @@ class Encoding:
         return found
 
     def key(self, params: Mapping[str, Any]) -> Hashable:
-        """The same for the same values of the space's parameters; no parameter has both true and 1."""
+        """A key that is the same for equal values of the space's parameters (none has both true and 1)."""
         return tuple(
             [counted(each, params[name]) if name in params else _MISSING for name, each in self._space.items()]
         )
 
     def every_point(self) -> Floats:
-        """Each point once, allowed or not, where the space is finite and not too large to list; else none."""
+        """Each point once, allowed or not, where the space is finite and not too large to list; else empty."""
         if most_points(self._space) > _MOST_LISTED:
             return np.empty((0, len(self.names)))
         counts = [axis.count or 1 for axis in self.axes]
         cells = [(np.arange(count) + 0.5) / count for count in counts]
-        # A number of a logarithmic range has a part of the interval of its own width.
+        # The numbers of a logarithmic range have parts of different widths, so cells don't match them.
         values = [
             axis.units(range(int(axis.low), int(axis.high) + 1))
             if isinstance(axis, StepAxis) and axis.log
@@ -160,11 +161,12 @@ class Encoding:
 
 
 def _columns(axis: Axis, *, conditional: bool) -> tuple[Callable[[Floats], Floats], Floats]:
-    """What computes the model's columns of a parameter, and those where it does not apply.
+    """A function that computes the model's columns of a parameter, and the columns where it does not apply.
 
-    The numbers of one that applies on a condition lie on a half circle around the latter, after Swersky et al.,
-    Raiders of the Lost Architecture: Kernels for Bayesian Optimization in Conditional Parameter Spaces (2013). In
-    the middle of a line, what was seen without the parameter would speak for those of its values that are near.
+    The numbers of a conditional parameter lie on a half circle around the point where it does not apply, after
+    Swersky et al., Raiders of the Lost Architecture: Kernels for Bayesian Optimization in Conditional Parameter
+    Spaces (2013). If that point were in the middle of a line, losses seen without the parameter would count as
+    evidence for the values near the middle.
     """
     if axis.count == 1:
         return (lambda units: np.empty((len(units), 0))), np.empty(0)
@@ -177,5 +179,5 @@ def _columns(axis: Axis, *, conditional: bool) -> tuple[Callable[[Floats], Float
 
 
 def _half_circle(column: Floats) -> Floats:
-    """Points of a circle from (½, 0) to (-½, 0) for a column from 0 to 1: its ends stay one apart."""
+    """Maps a column from 0 to 1 to a half circle from (½, 0) to (-½, 0), so that its ends stay at distance 1."""
     return np.concatenate([np.cos(np.pi * column), np.sin(np.pi * column)], axis=1) / 2

@@ -1,4 +1,4 @@
-"""The curve model's scales, fitted to what was seen."""
+"""Fits the scales of the curve model to the losses seen."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hpo.search.schedulers.freeze_thaw.kernel import Rows
 #: Mean and standard deviation of theta.
 Prior = tuple[Floats, Floats]
 
-#: Steps of L-BFGS in one fit; the next fit starts where this one ends.
+#: Steps of L-BFGS in one fit; a later fit may start from the result.
 _STEPS: Final = 12
-#: Standard deviations of the prior that the scales may leave its mean by.
+#: At most so many of the prior's standard deviations lie between a scale and the prior's mean.
 _WIDEST: Final = 4.0
-#: What a covariance that can't be decomposed counts as.
+#: The value of the function where the covariance can't be decomposed.
 _IMPOSSIBLE: Final = 1e10
 
 
@@ -34,9 +34,9 @@ def negative_log_posterior(
         theta: See `kernel`.
         prior: Mean and standard deviation of theta.
         groups: For each column of x, the index of its length.
-        rows: Where something was seen.
-        z: Warped losses there [rows].
-        fixed: A covariance that does not depend on theta [rows, rows]; None: there is none.
+        rows: The rows whose losses were seen.
+        z: The warped losses there [rows].
+        fixed: A further covariance [rows, rows] that does not depend on theta; None: there is none.
     """
     mean, std = prior
     found = kernel.kernels(theta, groups, rows, rows)
@@ -59,7 +59,7 @@ def negative_log_posterior(
 def fitted(
     start: Floats, prior: Prior, groups: NDArray[np.int64], rows: Rows, z: Floats, fixed: Floats | None = None
 ) -> Floats:
-    """Scales of the maximum a posteriori near ``start``; the prior's means where none is found."""
+    """The theta of the maximum a posteriori near ``start``; the prior's means where none is found."""
     mean, std = prior
     bounds = list(zip(mean - _WIDEST * std, mean + _WIDEST * std, strict=True))
     found = minimize(

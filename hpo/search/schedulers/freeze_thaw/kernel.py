@@ -1,7 +1,7 @@
-"""The covariance of the curve model, and its derivatives.
+"""The covariance of the curve model and its derivatives.
 
-A warped loss of trial i at configuration x and place t = ln(epoch) / ln(horizon) is the sum of independent
-Gaussian processes:
+The warped loss of trial i at configuration x and time t = ln(epoch) / ln(horizon) is modelled as a sum of
+independent Gaussian processes:
 
     constant + trend(t) + level(x) + shape(x, t) + own level(i) + own walk(i, t) + noise
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpo.search.axes import Floats
 
-#: Scales are exp(theta): places of theta before the lengths of the parameters.
+#: Scales are exp(theta). Indices into theta; from `LENGTHS` on, it has the length scales of the parameters.
 TREND, LEVEL, SHAPE, OWN_LEVEL, OWN_WALK, NOISE, LENGTH_T, LENGTH_OWN = range(8)
 LENGTHS: Final = 8
 #: Mean and standard deviation of the normal prior of theta, in that order.
@@ -39,13 +39,13 @@ _JITTER: Final = 1e-6
 
 @dataclass(frozen=True)
 class Rows:
-    """Places where curves are seen or asked for.
+    """The inputs of the model: points on curves whose losses are seen or predicted.
 
     Attributes:
         x: Columns of the configurations [configurations, columns].
-        of: The configuration of each row, as an index of x [rows].
+        of: Each row's configuration, as an index of x [rows].
         t: ln(epoch) / ln(horizon) [rows].
-        trial: Number of the trial [rows]; -1: one that is not known yet.
+        trial: Each row's trial number [rows]; -1 for a trial that does not exist yet.
     """
 
     x: Floats
@@ -55,19 +55,19 @@ class Rows:
 
     @classmethod
     def each(cls, x: Floats, t: Floats, trial: NDArray[np.int64]) -> Rows:
-        """One row of each configuration."""
+        """One row for each configuration."""
         return cls(x, np.arange(len(x)), t, trial)
 
     def __len__(self) -> int:
         return len(self.t)
 
     def between(self, start: int, stop: int) -> Rows:
-        """The rows from one to another."""
+        """The rows from ``start`` to ``stop``."""
         some = slice(start, stop)
         return Rows.each(self.x[self.of[some]], self.t[some], self.trial[some])
 
     def joined(self, other: Rows) -> Rows:
-        """These and others behind them."""
+        """These rows followed by the other ones."""
         return Rows(
             np.concatenate([self.x, other.x]),
             np.concatenate([self.of, other.of + len(self.x)]),
@@ -77,7 +77,7 @@ class Rows:
 
 
 def prior(lengths: int) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of theta for so many parameters; lengths grow with their root."""
+    """The prior's mean and standard deviation of theta for so many length scales, which grow with its root."""
     mean = [each for each, _ in _PRIORS] + [0.5 * np.log(max(lengths, 1))] * lengths
     return np.array(mean), np.array([each for _, each in _PRIORS] + [1.0] * lengths)
 
@@ -87,17 +87,18 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels between two sets of rows [rows, other rows], and the scaled distances that they are of.
+    """The kernels between two sets of rows [rows, other rows], and the scaled distances behind them.
 
-    Rows share configurations and epochs: distances are those of pairs of these, and rows look them up.
+    Rows share configurations and epochs, so distances are computed once for each pair of these, and looked up.
 
     Attributes:
         kx: Over configurations.
         kt: Over epochs.
         ko: Over the epochs of one trial.
-        own: 1 where both rows are of one trial; None: nowhere.
-        far_x: √5 times the distance of each pair of configurations; ``of_x`` has the pair of each two rows.
-        far_t: √3 times the distance of each pair of epochs for kt, ``far_o`` for ko; by ``of_t``.
+        own: 1 where both rows are of the same trial, else 0; None: 0 everywhere.
+        far_x: √5 times the scaled distance of each pair of configurations; ``of_x`` has the indices of the rows.
+        far_t: √3 times the scaled distance of each pair of epochs for kt, ``far_o`` for ko; ``of_t`` has the
+            indices of the rows.
     """
 
     kx: Floats
@@ -124,7 +125,7 @@ class Kernels:
 
 
 def kernels(theta: Floats, groups: NDArray[np.int64], a: Rows, b: Rows) -> Kernels:
-    """The kernels for scales exp(theta); ``groups`` has the length of each column of x."""
+    """The kernels for scales exp(theta); ``groups`` has the index of the length scale of each column of x."""
     lengths = np.exp(theta[LENGTHS:])[groups]
     one, two = np.sqrt(5.0) * a.x / lengths, np.sqrt(5.0) * b.x / lengths
     square = one @ (-2 * two).T
@@ -152,7 +153,7 @@ def _look_up(values: Floats, pairs: Pairs) -> Floats:
 
 
 def noisy(covariance: Floats, theta: Floats) -> Floats:
-    """The covariance of what is reported: noise on the diagonal, in place."""
+    """Add the noise of reports to the covariance's diagonal, in place."""
     covariance[np.diag_indices_from(covariance)] += np.exp(2 * theta[NOISE]) + _JITTER
     return covariance
 

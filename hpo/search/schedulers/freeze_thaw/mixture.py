@@ -1,4 +1,8 @@
-"""The mixture: which of breadth, successive halving, unjudged trials and the model decides."""
+"""One decision of the freeze-thaw scheduler: whether breadth, successive halving, an unjudged trial or the model.
+
+*Even* points come from the even sequence, not from the model. A trial runs *unjudged* while its grants do not
+depend on its values.
+"""
 
 from __future__ import annotations
 
@@ -16,37 +20,37 @@ from hpo.search.schedulers.rungs import Climbers, climbing, ladder, promotion
 from hpo.search.schedulers.scheduler import New, Next, Resume, Wait, Why
 from hpo.search.schedulers.seen import Curve
 
-#: Rungs grow by this; of so many that have come to one, one is promoted; of its square where ranks agree.
+#: The factor between rungs; one in so many trials at a rung is promoted, or one in its square where ranks agree.
 _FACTOR: Final = 3
-#: The first trials: epochs for all of them, but not more than so many whole trials have; at least this share of a
-#: whole trial; and at most this share of the budget.
+#: Epochs for all of the first trials: `_OPENING`, but no more than so many whole trials, at least this share of a
+#: whole trial, and at most this share of the budget.
 _OPENING: Final = 27
 _WHOLE_TRIALS: Final = 1.5
 _OF_A_TRIAL: Final = 0.5
 _OF_THE_BUDGET: Final = 0.1
-#: Fewer first trials than this teach nothing; trials with a finite report before the model is asked.
+#: The least number of first trials, and of trials with a finite report before the model is used.
 _FEWEST: Final = 4
-#: Whole trials before a study ends whose losses are all the same.
+#: A study whose losses are all equal ends after so many whole trials.
 _LEVEL: Final = 4
-#: Of the best trials of earlier studies so many are tried first.
+#: So many of the best trials of earlier studies are tried first.
 _LEADERS: Final = 2
-#: Share of the time that halving has, where the model's trials are better than even ones, and where not.
+#: Halving's share of the time, where the model's trials are better than even ones, and where they are not.
 _HALVING_LEAST: Final = 0.05
 _HALVING_MOST: Final = 0.75
-#: How much less it has for each share of the comparisons that the model's trials win above a half.
+#: How fast halving's share falls with the share of comparisons above a half that the model's trials win.
 _HALVING_SLOPE: Final = 4.0
-#: Share of the new trials that are at even points where parameters depend on others.
+#: Share of new trials at even points, where parameters depend on others.
 _BREADTH: Final = 0.25
-#: Share of the epochs for trials that run on unjudged, where early ranks agree with late ones, and where not.
+#: Share of the epochs for unjudged trials, where early ranks agree with late ones, and where they do not.
 _WHOLE_LEAST: Final = 0.05
 _WHOLE_MOST: Final = 0.3
 
 
 class Mixture:
-    """One decision.
+    """One decision of the scheduler.
 
     Args:
-        view: The study.
+        view: The study at this decision.
     """
 
     def __init__(self, view: StudyView) -> None:
@@ -55,11 +59,11 @@ class Mixture:
         self._base = agreement.base_rung(self._rungs, view.switch)
 
     def first_rung(self) -> int | None:
-        """Where a trial that a person has enqueued pauses first."""
+        """The epoch at which an enqueued trial pauses first."""
         return self._view.until(self._first)
 
     def answer(self) -> Next:
-        """What a free worker does."""
+        """The answer to a free worker; see `Scheduler.next`."""
         if self._view.standing.epochs_left == 0:
             return Wait()
         return self._leaders() or self._opening() or self._unjudged() or self._granted() or self._last_resort()
@@ -73,23 +77,23 @@ class Mixture:
         return agreement.first_rung(self._agreement, self._rungs, self._opening_trials)
 
     def _opening_trials(self, rung: int) -> float:
-        """How many trials can start and come to a rung in the time of the opening."""
+        """How many trials can start and reach a rung in the time of the opening."""
         switch = self._view.switch
         return self._opening_epochs / self._base * (self._base + switch) / (rung + switch)
 
     @cached_property
     def _even(self) -> list[Curve]:
-        """The trials that the model has not proposed."""
+        """The study's trials at even points."""
         return [curve for curve in self._view.own if agreement.is_even(curve)]
 
     @cached_property
     def _singles(self) -> list[Curve]:
-        """Those of them that no other trial stands for."""
+        """The trials of `_even` that are not represented by a twin."""
         return [curve for curve in self._even if curve.number not in self._view.twins]
 
     @cached_property
     def _untouched(self) -> list[Curve]:
-        """Those of these that are paused, and have run unjudged so far."""
+        """The trials of `_singles` that are paused and have run unjudged so far."""
         resumable = [curve for curve in self._singles if curve.resumable]
         return [curve for curve in resumable if agreement.unjudged(curve, self._base) == curve.done]
 
@@ -105,7 +109,7 @@ class Mixture:
         return epochs if budget is None else min(epochs, _OF_THE_BUDGET * budget)
 
     def _leaders(self) -> New | None:
-        """The best of earlier studies come first, as far as the first trials."""
+        """A new trial with the parameters of one of earlier studies' best; these come first, to the base rung."""
         tried = sum("earlier" in curve.seen.kinds[:1] for curve in self._view.own)
         if not self._view.earlier or tried >= _LEADERS or not self._view.may_start:
             return None
@@ -119,10 +123,10 @@ class Mixture:
         return None
 
     def _opening(self) -> Next | None:
-        """Even points until the opening's time is used: at first to the base rung, then to the first one.
+        """Trials at even points until the opening's time is used: first to the base rung, then to the first rung.
 
-        Whom to promote is decided once all have begun, with the model; before the first rung is known, one is
-        promoted where that takes little.
+        Promotions are decided once all of these have begun, with the model; before that, a trial is promoted only
+        where that takes little time.
         """
         initial = max(int(self._opening_trials(self._base)), _FEWEST)
         if trials := self._view.standing.n_trials:
@@ -134,12 +138,12 @@ class Mixture:
         return self._view.even(self._first, "breadth")
 
     def _cheap_promotion(self) -> Resume | None:
-        """A promotion that takes less time than two new trials: a switch of trials takes much of a new one's."""
+        """A promotion, if it takes less time than two new trials, of which each costs a switch."""
         found = self._promoted(min(self._first, self._base))
         return found if found and self._time(found) < 2 * (self._base + self._view.switch) else None
 
     def _unjudged(self) -> Next | None:
-        """An unjudged trial's way to its next rung, where their share of the epochs covers it."""
+        """A grant for an unjudged trial to its next rung, if the share of epochs for such trials covers it."""
         lowest = min(self._base, self._first)
         steps = [(early, late) for early, late in pairwise(self._rungs) if early >= lowest]
         runners = [curve for curve in self._even if "whole" in curve.seen.kinds]
@@ -150,11 +154,11 @@ class Mixture:
         trust = agreement.to_the_end(self._agreement, self._first)
         share = _WHOLE_MOST - (_WHOLE_MOST - _WHOLE_LEAST) * trust
         left = share * sum(map(self._view.reach, self._view.own)) - sum(spent.values())
-        # The nearest rung is compared first, and the k-th gets a k-th as many epochs.
+        # Lower rungs come first: the k-th step gets 1/k of the epochs of the first.
         for _, (early, late) in sorted(enumerate(steps), key=lambda each: (each[0] + 1) * spent[each[1][1]]):
             for curve in self._untouched:
                 if early <= curve.done < late:
-                    # Early in a study a way to the end would be much of all that was trained: it is saved up for.
+                    # Early in a study a whole training would be much of all epochs so far: the share is saved up.
                     return self._view.resume(curve, late, Why("whole")) if late - curve.done <= left else None
         return None
 
@@ -167,15 +171,16 @@ class Mixture:
             return halving or model
         if isinstance(model, New) and self._breadth_is_due() and (even := self._view.even(self._first, "breadth")):
             return replace(even, state=model.state)
-        # So that the time of their grants is shared: halving's are longer than the model's.
+        # The coin is weighted by length, so that the shares are of time: halving's grants are longer.
         most, least = share * self._time(model), (1 - share) * self._time(halving)
         return replace(halving, state=model.state) if coin * (most + least) < most else model
 
     def _breadth_is_due(self) -> bool:
-        """Whether even points have less than their share of the trials begun since the model's first.
+        """Whether trials at even points have less than their share of those begun since the model's first.
 
-        Where a parameter brings others with it, a few trials that are poor by them speak against a whole branch
-        of the space, and the model's trials in another win against even ones without being any good.
+        Only where a parameter brings others with it. There a few trials that are poor because of those others
+        count against a whole branch of the space, and the model's trials in another branch win against even ones
+        without being good.
         """
         begun = list(dropwhile(lambda curve: "model" not in curve.seen.kinds[:1], self._view.own))
         branches = any(self._view.standing.conditions.values())
@@ -190,20 +195,20 @@ class Mixture:
         return goal - self._view.standing.epochs_of(step.number) + switch
 
     def _model(self) -> New | Resume | None:
-        # To the model, a trial that comes to the value of all others has a chance of a half to be the best.
+        # With equal losses everywhere, the model would give every trial a chance of a half to be the best.
         if self._is_level or sum(math.isfinite(curve.best) for curve in as_learnt(self._view.curves)) < _FEWEST:
             return None
         return ModelChoice(self._view, self._first).best()
 
     def _halving(self) -> New | Resume | None:
-        """Successive halving among the trials that the model has not proposed: a search of its own."""
+        """Successive halving among the trials at even points, independent of the model's."""
         return self._promoted(self._first) or self._view.even(self._first, "breadth")
 
     def _promoted(self, lowest: int) -> Resume | None:
-        """Whom halving promotes, from that rung on.
+        """The trial that halving promotes, from the rung ``lowest`` up.
 
-        The better the ranks of those that were promoted agree with the next rung's, the fewer are promoted, and
-        the more are tried.
+        The better the ranks of promoted trials agree with those at the next rung, the fewer trials are promoted,
+        and the more new ones start.
         """
         rungs = [rung for rung in self._rungs if rung >= lowest]
         for early, late in reversed(list(pairwise(rungs))):
@@ -214,7 +219,7 @@ class Mixture:
         return None
 
     def _last_resort(self) -> Next:
-        """Nothing is paused that might win, and nothing may start, or only a duplicate that the sampler draws."""
+        """The answer where no paused trial might win and no untried point is left, or no trial may start."""
         if self._view.may_start:
             return New(None, self._view.until(self._first), Why("breadth"))
         ends = sum(curve.seen.whole or curve.seen.state == "running" for curve in self._view.own)
@@ -223,13 +228,13 @@ class Mixture:
 
     @cached_property
     def _is_level(self) -> bool:
-        """Whether every loss is the same, as far as they are finite."""
+        """Whether all finite losses are equal."""
         losses = (loss for curve in self._view.curves for loss in curve.losses if math.isfinite(loss))
         first = next(losses, None)
         return all(loss == first for loss in losses)
 
     def _rest(self) -> Resume | None:
-        """The best paused trial's way to its next rung: epochs are left to be used, or no trial is complete."""
+        """The best paused trial to its next rung, since epochs are left to be used, or no trial is complete."""
 
         def rank(curve: Curve) -> tuple[bool, bool, float, int]:
             return curve.number in self._view.twins, not curve.seen.feasible, curve.best, curve.number

@@ -15,19 +15,19 @@ from hpo.search.axes import Floats
 from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
 
-#: Rows that are computed at once: larger arrays would be new pages of memory each time, which takes longer than
-#: to compute them.
+#: So many rows are computed at once: larger arrays would get new memory pages each time, which takes longer than
+#: the computation.
 _BLOCK: Final = 50
 
 
 @dataclass(frozen=True)
 class Known:
-    """Functions of which every curve has a weighted sum in it.
+    """Known functions, of which every curve contains the same weighted sum with unknown weights.
 
     Attributes:
-        functions: Each takes rows, and returns its value at each.
-        mean: Of each weight before anything is seen.
-        std: Its standard deviation then.
+        functions: Each takes rows and returns its value at each row.
+        mean: The prior mean of each weight.
+        std: The prior standard deviation of each weight.
     """
 
     functions: Sequence[Callable[[Rows], Floats]] = ()
@@ -35,15 +35,15 @@ class Known:
     std: float = 0.0
 
     def at(self, rows: Rows) -> Floats:
-        """Values [rows, functions]."""
+        """The functions' values [rows, functions]."""
         return np.array([function(rows) for function in self.functions]).reshape(-1, len(rows)).T
 
     def expected(self, values: Floats) -> Floats:
-        """The mean of the sum, for values of `at`."""
+        """The prior mean of the weighted sum, for values from `at`."""
         return np.asarray(self.mean * values.sum(1))
 
     def covariance(self, one: Floats, other: Floats) -> Floats:
-        """The covariance of the sums."""
+        """The prior covariance of the weighted sums, for values from `at`."""
         return np.asarray(self.std**2 * one @ other.T)
 
 
@@ -52,14 +52,14 @@ def _blocks(rows: Rows) -> Iterator[Rows]:
 
 
 class CurveModel:
-    """The process after what was seen.
+    """The Gaussian process given the losses that were seen.
 
     Args:
         theta: Logarithms of the scales; see `kernel`.
-        groups: For each column of x, the index of its length.
-        rows: Where something was seen.
-        z: Warped losses there [rows].
-        known: What the curves are known to have in them.
+        groups: For each column of x, the index of its length scale.
+        rows: The rows whose losses were seen.
+        z: The warped losses there [rows].
+        known: Known functions that the curves contain.
 
     Raises:
         LinAlgError: The covariance is not positive definite.
@@ -80,7 +80,7 @@ class CurveModel:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of a report around its curve."""
+        """Standard deviation of a report around the noise-free curve."""
         return math.exp(self.theta[kernel.NOISE])
 
     def predict(self, at: Rows) -> tuple[Floats, Floats]:
@@ -91,7 +91,7 @@ class CurveModel:
         return np.concatenate(mean), np.concatenate(std)
 
     def nearest(self, x: Floats) -> Floats:
-        """Distance of each configuration [configurations, columns] to the nearest that was seen, in lengths."""
+        """Distance of each configuration [configurations, columns] to the nearest one seen, in length scales."""
         lengths = np.exp(self.theta[kernel.LENGTHS :])[self.groups]
         one, two = x / lengths, self.rows.x / lengths
         square = (one * one).sum(1)[:, None] + (two * two).sum(1) - 2 * one @ two.T
@@ -106,7 +106,7 @@ class CurveModel:
         return mean, np.sqrt(np.maximum(left, 1e-10))
 
     def of_parameters(self, at: Rows) -> Floats:
-        """The part of the mean that depends on the parameters: of level(x) + shape(x, t)."""
+        """The posterior mean of level(x) + shape(x, t), which depends on the parameters and the epoch only."""
         level, shape = np.exp(2 * self.theta[[kernel.LEVEL, kernel.SHAPE]])
         means = []
         for block in _blocks(at):
@@ -115,7 +115,7 @@ class CurveModel:
         return np.concatenate(means)
 
     def believe(self, at: Rows) -> None:
-        """From here on, take each of these rows as seen where it is predicted.
+        """Add these rows as if each had been seen with its predicted loss.
 
         Raises:
             LinAlgError: The covariance with them is not positive definite.
@@ -132,7 +132,7 @@ class CurveModel:
         self._solve()
 
     def _with(self, at: Rows) -> tuple[Floats, Floats]:
-        """The covariance of rows with what was seen, and the values of what is known there."""
+        """The covariance of rows with those seen, and the values of the known functions there."""
         covariance = kernel.kernels(self.theta, self.groups, at, self.rows).covariance(self.theta)
         values = self._known.at(at)
         if self._known.functions:

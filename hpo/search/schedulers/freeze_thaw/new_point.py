@@ -1,4 +1,4 @@
-"""The new point that the curve model gives the most, for the scheduler and for the sampler."""
+"""Finds the new point that is worth most by the curve model, for the scheduler and for the sampler."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.proposals import Proposals
 from hpo.search.schedulers.freeze_thaw.table import places
 
-#: Rows that the model reads, at most.
+#: The model reads at most so many rows.
 ROWS: Final = 300
-#: Of so many trials the present value is looked at, those with the best last values.
+#: The leaders are so many trials with the best last losses; only their present losses are predicted.
 LEADERS: Final = 60
-#: A new point is at least so many of the model's lengths from each that is known: a nearer one tells little new.
+#: A new point is at least so many length scales from each known one: a nearer one would add little.
 _APART: Final = 0.1
 
 
 def best_new(
     model: CurveModel, encoding: Encoding, proposals: Proposals, parents: Floats, aim: Aim, horizon: int
 ) -> tuple[dict[str, Any], Floats, float] | None:
-    """The untried point that is worth most: its parameters, coordinates, worth. None where there is none.
+    """The untried point that is worth most: its parameters, coordinates and worth. None where there is none.
 
     Args:
-        model: The model.
-        encoding: The space.
-        proposals: Where points come from.
-        parents: Coordinates of known ones to look near, the best first.
-        aim: What they are worth.
+        model: The curve model.
+        encoding: The search space.
+        proposals: Generates the candidate points.
+        parents: Coordinates of known points to search near, the best first.
+        aim: What makes a point worth much.
         horizon: Epochs of a whole trial.
     """
     place = float(places(np.array(min(aim.ahead, horizon)), horizon))
@@ -47,6 +47,6 @@ def best_new(
 
 
 def new_rows(points: Floats, place: float, encoding: Encoding) -> Rows:
-    """New trials of these coordinates at a place."""
+    """Rows of new trials with these coordinates, at one time."""
     x = encoding.features(points)
     return Rows.each(x, np.full(len(x), place), np.full(len(x), -1, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""New points: drawn evenly, near the best, and moved about to where they are worth most."""
+"""Generates new points: evenly drawn ones and ones near the best, then refined by small random moves."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ import numpy as np
 from hpo.search.axes import Floats
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 
-#: Points drawn evenly and near the best, for one decision.
+#: Number of points drawn evenly, and near the best, for one decision.
 _EVEN: Final = 200
 _NEAR: Final = 150
-#: How many of the best paused and of the best new points are moved about, and how often each round.
+#: How many of the best known points, and of the best new points, are moved, and how often in each round.
 _PARENTS: Final = 6
 _REFINED: Final = 3
 _MOVES: Final = 16
-#: Standard deviations of the moves, a round each.
+#: Standard deviations of the moves, one for each round.
 _ROUNDS: Final = (0.15, 0.07, 0.03, 0.015)
-#: Draws before one of the untried points of a finite space is looked for.
+#: Draws from the even sequence before the untried points of a finite space are searched.
 _DRAWS: Final = 16
-#: From one of these draws to the next in the even sequence: no trial has a number that high, so none of them is
-#: another trial's point. A prime that no number of dimensions reaches, so that all coordinates change.
+#: The step from one of these draws to the next in the even sequence. It is larger than any trial's number, so that
+#: no draw is another trial's point, and a prime larger than any number of dimensions has, so that all coordinates
+#: change.
 _STRIDE: Final = 1_000_003
-#: Digits of the even sequence end here.
+#: Digits of the even sequence with a smaller weight are left out.
 _DIGITS: Final = 1e-9
-#: How often a move of a choice takes another.
+#: The probability that a move of an unordered choice draws it anew.
 _SWAP: Final = 0.3
 
 
-#: Times that points are drawn again until enough of them are allowed.
+#: Points are drawn at most so many times until enough of them are allowed.
 _ROUNDS_OF_DRAWS: Final = 25
-#: Standard deviations of moves from a point that is not allowed, and how many moves of each.
+#: Standard deviations of moves from a point that is not allowed, and the number of moves with each.
 _AWAY: Final = (0.02, 0.05, 0.1, 0.2, 0.4)
 _AROUND: Final = 64
 
@@ -41,9 +42,9 @@ class Proposals:
     """Points that no trial of the study has, and that satisfy the space's conditions.
 
     Args:
-        encoding: The space.
+        encoding: The search space.
         tried: `Encoding.key` of each trial's parameters.
-        rng: Where all randomness comes from.
+        rng: The source of all randomness.
     """
 
     def __init__(self, encoding: Encoding, tried: set[Hashable], rng: np.random.Generator) -> None:
@@ -52,10 +53,10 @@ class Proposals:
         self._unordered = np.array([not axis.ordered for axis in encoding.axes], dtype=np.bool_)
 
     def spread(self, index: int, seed: int) -> dict[str, Any] | None:
-        """The point of this index in the study's even sequence, or one far along it that is untried and allowed.
+        """The point at this index of the study's even sequence, or else one far along it; untried and allowed.
 
-        Trials that ask at the same time know nothing of each other's points, and the next index is another one's.
-        None where every point of the space is tried.
+        The next index belongs to another trial, whose point may not be stored yet. None where every point of the
+        space is tried.
         """
         for later in range(_DRAWS):
             units = even_point(index + later * _STRIDE, len(self._encoding), seed)
@@ -68,7 +69,7 @@ class Proposals:
         return self._encoding.key(params) not in self._tried
 
     def any_left(self) -> dict[str, Any] | None:
-        """An untried point by chance; None where there is none."""
+        """A random untried point; None where there is none."""
         every = self._encoding.every_point()
         for point in self._rng.permutation(every):
             params = self._encoding.params(point)
@@ -81,7 +82,7 @@ class Proposals:
         return None if found is None else found[0]
 
     def _even(self, count: int) -> Floats:
-        """So many snapped points that are allowed, drawn evenly; fewer where few are."""
+        """``count`` snapped points that are allowed, drawn evenly; fewer where few points are allowed."""
         found = np.empty((0, len(self._encoding)))
         for _ in range(_ROUNDS_OF_DRAWS):
             drawn = self._encoding.snap(self._rng.random((count, len(self._encoding))))
@@ -91,7 +92,7 @@ class Proposals:
         return found
 
     def candidates(self, parents: Floats) -> Floats:
-        """Snapped points [candidates, parameters]: even ones, and ones near the parents, the best first."""
+        """Snapped points [candidates, parameters]: evenly drawn ones, and ones near the first, best parents."""
         even = self._even(_EVEN)
         base = parents[:_PARENTS]
         picks = base[self._rng.integers(len(base), size=_NEAR)]
@@ -102,7 +103,7 @@ class Proposals:
     def refined(
         self, points: Floats, worth: Floats, value: Callable[[Floats], Floats]
     ) -> tuple[dict[str, Any], Floats, float] | None:
-        """The best untried point near the best of these, which are allowed: its parameters, coordinates, worth."""
+        """The best untried point among these allowed ones, or near them: parameters, coordinates and worth."""
         order = np.argsort(-worth, kind="stable")
         near, gains = points[order[:_REFINED]], worth[order[:_REFINED]]
         best = self._best_untried(points, worth)
@@ -125,7 +126,7 @@ class Proposals:
         return None
 
     def _moved(self, points: Floats, scale: float | Floats) -> Floats:
-        """Points with about half of their coordinates moved; a parameter that did not apply gets a value."""
+        """The points with about half of their coordinates moved; a parameter that did not apply gets a value."""
         shape, rng = points.shape, self._rng
         filled = np.where(np.isnan(points), rng.random(shape), points)
         mask = rng.random(shape) < 0.5
@@ -138,7 +139,7 @@ class Proposals:
         return np.where(self._unordered, np.where(swap, rng.random(shape), filled), near)
 
     def nearest(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The nearest that is found by moving parameters about, at first a little; None where none is."""
+        """The nearest allowed, untried point that random moves find, small moves first; None without one."""
         here = self._encoding.point(params)[None]
         features = self._encoding.features(here)
         for scale in _AWAY:

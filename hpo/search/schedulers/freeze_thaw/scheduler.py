@@ -1,4 +1,4 @@
-"""`FreezeThaw`: which trial a free worker trains next, by a model of all curves and by halving."""
+"""`FreezeThaw`: decides which trial a free worker trains next, by a model of all curves and by halving."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class FreezeThaw(GrantScheduler):
     switch: float | None = None
 
     def __post_init__(self) -> None:
-        """Check it."""
+        """Refuse a ``switch`` that is out of range."""
         if self.switch is not None and not 0 <= self.switch < math.inf:
             raise ValueError(f"switch={self.switch} must be 0 or more epochs, and finite")
 
     def first(self, standing: Standing) -> int | None:
         """The first rung."""
-        # SciPy takes a quarter of a second to import, which opening a study needs not wait for.
+        # SciPy takes a quarter of a second to import; opening a study need not wait for it.
         from hpo.search.schedulers.freeze_thaw.mixture import Mixture
         from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 

@@ -1,4 +1,4 @@
-"""A study at one decision of the freeze-thaw scheduler, and the grants that it may answer with."""
+"""`StudyView`: what one decision of the freeze-thaw scheduler reads of a study, and how it makes grants."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hpo.search.schedulers.seen import Curve
 
 
 class StudyView:
-    """What one decision reads of a study, each thing computed when it is first asked for.
+    """A study at one decision; its properties are computed when first used.
 
     Args:
         standing: The study now.
-        switch: Epochs that a switch of trials takes; None: as measured.
+        switch: The cost of a switch of trials, in epochs; None: as measured.
     """
 
     def __init__(self, standing: Standing, switch: float | None = None) -> None:
@@ -32,12 +32,12 @@ class StudyView:
 
     @cached_property
     def curves(self) -> list[Curve]:
-        """Every trial but those of earlier studies, by number."""
+        """Every trial except those of earlier studies, by number."""
         return curves_of(self.standing)
 
     @cached_property
     def earlier(self) -> dict[str, list[Curve]]:
-        """The trials of earlier studies that have reported, by the study's name."""
+        """The trials of earlier studies that have reported, by the name of their study."""
         return earlier_curves(self.standing)
 
     @cached_property
@@ -47,7 +47,7 @@ class StudyView:
 
     @cached_property
     def twins(self) -> set[int]:
-        """The numbers of the study's trials that another one stands for: they are not resumed."""
+        """The numbers of the study's trials that another trial represents: these are not resumed."""
         return twins(self.own)
 
     @cached_property
@@ -62,12 +62,12 @@ class StudyView:
 
     @cached_property
     def encoding(self) -> Encoding:
-        """The space."""
+        """The encoded search space."""
         return Encoding(self.standing.space, self.standing.conditions, self.standing.where)
 
     @cached_property
     def proposals(self) -> Proposals:
-        """Where new points come from."""
+        """Generates new points."""
         return Proposals(self.encoding, {self.encoding.key(curve.seen.params) for curve in self.own}, self.rng)
 
     @property
@@ -77,7 +77,7 @@ class StudyView:
 
     @property
     def may_end(self) -> bool:
-        """Whether the study may end before all of its trials have: it has had them all, and counts no epochs."""
+        """Whether the study may end with paused trials: no new trial is allowed and epochs are not counted."""
         return not self.may_start and self.standing.epochs_left is None
 
     def as_value(self, loss: float) -> float:
@@ -85,19 +85,19 @@ class StudyView:
         return loss if self.standing.minimize else -loss
 
     def reach(self, curve: Curve) -> int:
-        """The last epoch that a trial has had, or has been granted."""
+        """The last epoch that a trial has finished or, while it runs, has been granted."""
         return self.goal(curve) if curve.seen.state == "running" else curve.done
 
     def goal(self, curve: Curve) -> int:
-        """Where a running trial pauses next."""
+        """The epoch at which a running trial pauses next."""
         return max(curve.done, self.horizon if curve.seen.until is None else curve.seen.until)
 
     def until(self, goal: int, done: int = 0) -> int | None:
-        """A goal within the budget, as a grant has it."""
+        """A goal within the budget, in the form in which a grant stores it."""
         return until(self.standing, self.curves, affordable(self.standing, done, goal))
 
     def even(self, goal: int, kind: str) -> New | None:
-        """A new trial at the next point of an even sequence; None where the budget or the space is used up."""
+        """A new trial at the next point of the even sequence; None where the budget or the space is used up."""
         if not self.may_start:
             return None
         params = self.proposals.spread(len(self.own), self.standing.seed)

@@ -1,4 +1,4 @@
-"""The warped rows of what was seen, which the curve model reads."""
+"""Warps the losses that were seen and selects the rows that the curve model reads."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ _SPACING: Final = 2.0
 
 
 class Warp:
-    """Losses to a scale on which what matters has about the same size in every study.
+    """Maps losses to a scale on which differences that matter have about the same size in every study.
 
-    With u the distance from the best loss seen, in distances of the median of the trials' last losses from it:
-    z = ln((u + .1) / 1.1) / ln 11 up to the median, .3 ln u above it, at most 1. Minus the median of all z.
+    Let u be the distance from the best loss seen, divided by the distance from the best to the median of the
+    trials' last losses. Then z = ln((u + .1) / 1.1) / ln 11 up to the median, and .3 ln u above it, at most 1.
 
-    Where the median is more than a hundred times the best, less than .1 stands in its place, so that losses of
-    all orders of magnitude differ; both slopes are less then.
+    Where the median is more than a hundred times the best, a number smaller than .1 is used, so that losses of all
+    orders of magnitude differ; both slopes are then smaller.
 
     Attributes:
         best: The best loss seen.
-        floor: Nothing below it is said to come: 0 where no loss is negative. The model itself has no such end.
+        floor: Predictions shown to people are never below it: 0 where no loss is negative, else -inf. The model
+            itself has no such limit.
     """
 
     def __init__(self, curves: Sequence[Curve]) -> None:
@@ -49,15 +50,15 @@ class Warp:
         self.best = min(finite, default=0.0)
         self.floor = 0.0 if finite and self.best >= 0 else -math.inf
         half = float(np.median(lasts)) if len(lasts) else self.best
-        # Relative, so that a metric's unit decides nothing: losses of 1e-15 may be all that a study has.
+        # Relative to the best, so that a metric's unit has no effect: losses may all be about 1e-15.
         self._scale = max(half - self.best, 1e-6 * abs(self.best), sys.float_info.min)
         self._below = min(_BELOW, max(_TIMES * self.best / self._scale, _LEAST)) if self.best > 0 else _BELOW
         self._steep = math.log((1 + self._below) / self._below)
         self._flat = _FLAT * math.log((1 + _BELOW) / _BELOW) / self._steep
 
     def __call__(self, losses: Floats) -> Floats:
-        """Warped losses; the worst for what is not finite."""
-        with np.errstate(over="ignore"):  # of a scale of nearly nothing
+        """Warped losses; the worst value for a loss that is not finite."""
+        with np.errstate(over="ignore"):  # where the scale is nearly 0
             u = (np.where(np.isfinite(losses), losses, np.inf) - self.best) / self._scale
         u = np.maximum(u, -0.99 * self._below)
         with np.errstate(divide="ignore"):
@@ -78,7 +79,7 @@ def places(epochs: Floats, horizon: int) -> Floats:
 
 
 def rows_of(curves: Sequence[Curve], epochs: Sequence[int], encoding: Encoding, horizon: int) -> Rows:
-    """Trials after these epochs, one each."""
+    """One row for each trial, after its epoch."""
     x = encoding.features(encoding.points([curve.seen.params for curve in curves]))
     numbers = np.array([curve.number for curve in curves], dtype=np.int64)
     return Rows.each(x, places(np.array(epochs, dtype=np.float64), horizon), numbers)
@@ -89,11 +90,11 @@ class Table:
     """What the model reads of the curves.
 
     Attributes:
-        rows: Some epochs of each trial that was chosen, its last among them.
-        z: Warped losses there, the median taken off.
+        rows: Some epochs of each chosen trial, its last one among them.
+        z: The warped losses there, less their median.
         centre: That median.
-        curves: The trials that were chosen, the best last loss first.
-        points: Their snapped unit coordinates [trials, parameters].
+        curves: The chosen trials, the best last loss first.
+        points: Their unit coordinates [trials, parameters].
     """
 
     rows: Rows
@@ -104,15 +105,16 @@ class Table:
 
     @property
     def spread(self) -> float:
-        """How far the best lies below the middle."""
+        """How far the best warped loss lies below the median."""
         return max(-float(self.z.min()), 1e-3)
 
 
 def table_of(curves: Sequence[Curve], encoding: Encoding, warp: Warp, horizon: int, most: int) -> Table:
     """The rows of the trials with reports, at most ``most``.
 
-    Epochs 1, 2, 4, 8 … and the last; where these are too many, the poorer trials keep their last alone, and where
-    the trials are, every so-manieth of the poorer half stands for its neighbours.
+    A trial has rows at epochs 1, 2, 4, 8 … and its last one. Where these are too many, poorer trials keep only
+    their last row. Where there are more than ``most`` trials, the best ``most // 2`` are kept, and an even sample
+    of the others.
     """
     ranked = _chosen(sorted((curve for curve in curves if curve.steps), key=lambda curve: curve.last), most)
     wanted = [_anchors(curve) for curve in ranked]

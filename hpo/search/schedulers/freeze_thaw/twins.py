@@ -1,4 +1,4 @@
-"""Trials with the same losses: what their parameters differ in has no effect, and one of them is enough."""
+"""Finds trials with exactly equal losses: the parameters in which they differ have no effect, so one is enough."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 
 from hpo.search.schedulers.seen import Curve
 
-#: Reports that two trials have the same, each another value: a metric that starts constant says nothing yet.
+#: Twins share at least their first so many losses, no two of them equal: a constant start shows nothing.
 _SAME: Final = 3
 
 
 def twins(curves: Sequence[Curve]) -> set[int]:
-    """The numbers of the trials that another one stands for.
+    """The numbers of the trials that a twin represents.
 
-    Both have had exactly the same losses as far as both have come. The one that has come further stands for the
-    others, unless it has ended before its time.
+    Twins have had exactly the same losses, as far as both have come. The twin that has come furthest represents
+    the others, unless it was stopped early or failed.
     """
     alike: dict[tuple[float, ...], list[Curve]] = {}
     for curve in curves:

@@ -1,1 +1,1 @@
-"""Population-based training: a scheduler that forks the leaders of a population, with perturbed parameters."""
+"""Population-based training: a scheduler that replaces poor trials by forks of good ones, slightly changed."""

@@ -1,4 +1,4 @@
-"""A population as its trials show it: who is alive, who is lost, and who leads at an epoch."""
+"""The members of a population, from the study's trials: which are alive, which are lost, and which lead."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Members:
     """The study's own trials as members of a population.
 
     Attributes:
-        curves: Each of them, by number.
-        every: Epochs between two looks at a member.
+        curves: The trials' curves, by number.
+        every: Epochs between two looks at a member, at which it may be replaced.
     """
 
     curves: Sequence[Curve]
@@ -25,9 +25,9 @@ class Members:
 
     @cached_property
     def alive(self) -> int:
-        """Members that train, wait or may resume, and those that have trained to their end.
+        """How many members train, wait, may resume or have trained to their end.
 
-        One that a person has let train again after a fork has taken its place is in no place.
+        A trial that a person has retried after a fork had taken its place does not count.
         """
         return len(self.curves) - len(self._gone | self._replaced)
 
@@ -37,14 +37,14 @@ class Members:
 
     @cached_property
     def _gone(self) -> set[int]:
-        """Members that can't train any more, and did not come to their end."""
+        """Members that can't train any more and have not trained to their end."""
         diverged = {curve.number for curve in self.curves if curve.seen.state == "paused" and not curve.resumable}
         return diverged | left_early([curve.seen for curve in self.curves])
 
     def lost(self) -> Iterator[Curve]:
         """Members that can't train any more and that no fork has replaced, the one that came furthest first.
 
-        One that was lost when nothing could be forked yet stays among them: it is far behind by the next loss.
+        A member that was lost while nothing could be forked stays on this list; by the next loss it is far behind.
         """
         lost = self._gone - self._replaced
         for curve in sorted(self.curves, key=lambda each: (each.seen.epochs, each.number), reverse=True):
@@ -52,27 +52,27 @@ class Members:
                 yield curve
 
     def resumable(self) -> list[Curve]:
-        """The paused members, that with the fewest epochs first, the earlier of equals."""
+        """The members that may resume, by number of epochs and then by number."""
         paused = [curve for curve in self.curves if curve.resumable]
         return sorted(paused, key=lambda curve: (curve.seen.epochs, curve.number))
 
     def has_place(self, curve: Curve) -> bool:
-        """Whether a fork may take a member's place: none has taken it."""
+        """Whether a member still has its place: no fork has taken it."""
         return curve.number not in self._replaced
 
     def steps_up_to(self, curve: Curve) -> Iterator[int]:
-        """The epochs of looks that a member has come to, the last one first."""
+        """The epochs of the looks that a member has reached, the last one first."""
         yield from range(curve.seen.epochs // self.every * self.every, 0, -self.every)
 
     def best(self, step: int, quantile: float) -> list[Curve]:
-        """Of the members that have come to an epoch as many as the share, one at least: the best to be forked."""
+        """The best members at an epoch that can be forked: as many as the share of those there, at least one."""
         there = self._there(step)
         sound = [curve for curve in there if self._can_be_forked(curve, step)]
         return sound[: max(1, math.floor(quantile * len(there)))]
 
     def leaders(self, curve: Curve, step: int, quantile: float) -> list[Curve]:
-        """Whom to fork in a member's place; empty where it is not among the worst share at its epoch."""
-        if step % self.every:  # where the epochs of the study were used up: it was looked at before
+        """The members to fork in a member's place; empty unless it is in the worst share at its epoch."""
+        if step % self.every:  # paused here because the budget of epochs was used up; this is no look
             return []
         there = self._there(step)
         count = math.floor(quantile * len(there))
@@ -81,12 +81,12 @@ class Members:
         return [best for best in self.best(step, quantile) if best.rank_at(step)[:2] < curve.rank_at(step)[:2]]
 
     def _there(self, step: int) -> list[Curve]:
-        """Members that have trained the epoch before ``step`` themselves, the best first."""
+        """Members that have trained epoch ``step`` themselves, the best first."""
         there = [curve for curve in self.curves if curve.seen.inherited < step <= curve.seen.epochs]
         return sorted(there, key=lambda curve: curve.rank_at(step))
 
     def _can_be_forked(self, curve: Curve, step: int) -> bool:
-        """Whether a member is sound, and has paused or ended with a checkpoint there."""
+        """Whether a member is sound, and has a checkpoint at this epoch."""
         seen = curve.seen
         on_its_way = seen.state in ("waiting", "running") and seen.until == step
         sound = math.isfinite(curve.at(step)) and math.isfinite(curve.last) and not seen.failed

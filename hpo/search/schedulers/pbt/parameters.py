@@ -1,4 +1,4 @@
-"""Which parameters a fork may change: those with which a leader's checkpoint can be trained on."""
+"""Finds the parameters that a fork may change: those that still fit its parent's checkpoint."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hpo.config.targets import TARGET
 
 _PATH: Final = "study.scheduler.perturb"
 _BATCH_SIZE: Final = "loader.batch_size"
-#: Sections of which a fork changes values unless a study file names others.
+#: Sections whose parameters a fork changes unless the study file names others.
 _USUAL: Final = ("optimizer", "loss", "step")
-#: Sections of which it changes nothing, with the reason.
+#: Sections whose parameters a fork never changes, with the reason.
 _FIXED: Final = {
     "data": "a fork trains on the data of its parent",
     "trainer": "a fork is as long as its parent",
     "lr_scheduler": "the place in the schedule is the parent's",
     "metrics": "a fork is measured as its parent is",
 }
-#: What LBFGS makes room for once: a longer one would end a fork with an error of torch.
+#: LBFGS allocates this many past steps once; a larger value would make torch fail in a fork.
 _MEMORY: Final = "history_size"
 #: Callbacks whose arguments change how many steps an epoch has.
 _STEPS: Final = (("callbacks", "gradient_accumulation"), ("callbacks", "batch_size_schedule"))
@@ -33,10 +33,10 @@ def perturbed_parameters(spec: StudySpec, given: Any) -> tuple[str, ...]:
 
     Args:
         spec: The study file.
-        given: Those that it names; None for all that are usual.
+        given: The parameters that it names; None: all of the usual sections that can be changed.
 
     Raises:
-        InputError: One that is named is not searched or can't be changed, or there is none.
+        InputError: A named parameter is not searched or can't be changed, or there is none to change.
     """
     if given is None:
         found = [path for path in spec.search_space if _is_usual(path) and _obstacle(spec, path) is None]
@@ -78,7 +78,7 @@ def _is_usual(path: str) -> bool:
 
 
 def _obstacle(spec: StudySpec, path: str) -> str | None:
-    """What forbids to change a parameter between a checkpoint and the epoch after it; None where nothing does."""
+    """Why a parameter can't be changed between a checkpoint and the next epoch; None where it can."""
     keys, entry = _keys(path), spec.config.search_space[path]
     if keys[0] in _FIXED:
         return _FIXED[keys[0]]
@@ -96,7 +96,7 @@ def _obstacle(spec: StudySpec, path: str) -> str | None:
 
 
 def _step_obstacle(spec: StudySpec) -> str | None:
-    """What forbids that an epoch gets another number of steps."""
+    """Why an epoch's number of steps can't be changed; None where it can."""
     config = spec.base_config()
     section = config["trainer"]
     if section["validate_every"] is not None:
@@ -120,5 +120,5 @@ def _is_number(choice: Any) -> bool:
 def _keys(path: str) -> Sequence[str]:
     try:
         return [str(key) for key in split_path(path)]
-    except PathError:  # said where the space is read
+    except PathError:  # reported where the space is read
         return [path]

@@ -1,4 +1,4 @@
-"""A fork's parameters: its parent's, some of them moved a little or drawn anew."""
+"""Computes a fork's parameters: its parent's, with some of them moved to a neighbouring value or drawn anew."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpo.search.axes import axis_of
 #: What a number is multiplied by (Jaderberg et al., Population Based Training of Neural Networks, 2017).
 _UP: Final = 1.2
 _DOWN: Final = 0.8
-#: A number on a linear scale moves by this part of its range at least: 0.2 times nearly nothing is nothing.
+#: A number on a linear scale moves by at least this part of its range: a fifth of a value near 0 is no move.
 _LEAST: Final = 0.05
 _TRIES: Final = 100
 
@@ -33,17 +33,17 @@ def perturbed(
     resample: float,
     where: Sequence[Condition] = (),
 ) -> dict[str, Any]:
-    """The parameters with those of ``paths`` that they have moved to other values of the space.
+    """The parent's parameters, in which those of ``paths`` have other values of the space.
 
-    Where that violates a condition, they are moved again; after 100 times that did, they stay as they are.
+    If the result violates a condition, the parameters are moved again, up to 100 times; then they stay unchanged.
 
     Args:
         params: The parent's parameters.
-        space: The distribution of each.
-        paths: Which may change; all others stay.
-        rng: Where the randomness comes from.
-        resample: How likely each of them is drawn anew, in place of a move to a neighbouring value.
-        where: What each point satisfies.
+        space: The distribution of each parameter.
+        paths: The parameters that may change; all others stay.
+        rng: The source of randomness.
+        resample: Probability that a parameter is drawn anew, instead of moved to a neighbouring value.
+        where: Conditions that each point satisfies.
     """
     for _ in range(_TRIES):
         new = _moved_once(params, space, paths, rng, resample)
@@ -68,11 +68,12 @@ def _moved_once(
 
 
 def moved(distribution: BaseDistribution, value: Any, *, up: bool) -> Any:
-    """A neighbouring value, in the other direction where there is none in this one.
+    """A neighbouring value, or one in the other direction where there is none in this one.
 
     A number on a logarithmic scale is multiplied by 1.2 or 0.8. One on a linear scale moves by a fifth of itself,
-    and no less than a twentieth of its range. It is clipped to the range and rounded to its step, by one step at
-    least. A choice becomes the one before or after it: by size among numbers, else as they are listed.
+    but at least by a twentieth of its range. The result is clipped to the range and rounded to the parameter's
+    step, at least one step away. A choice becomes the one before or after it: by size among numbers, else in the
+    order of the list.
     """
     if isinstance(distribution, CategoricalDistribution):
         return _next_choice(distribution, value, up=up)

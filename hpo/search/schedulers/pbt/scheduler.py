@@ -1,4 +1,4 @@
-"""Population-based training."""
+"""`Pbt`: population-based training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpo.search.schedulers.pbt.perturbation import perturbed
 from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Standing, Wait, Why
 from hpo.search.schedulers.seen import Curve
 
-#: Of a whole trial, where ``every`` is not given.
+#: Looks at a member in a whole trial, where ``every`` is not given.
 _GENERATIONS: Final = 10
 
 
@@ -69,13 +69,13 @@ class Pbt(GrantScheduler):
             raise ValueError(f"resample is {self.resample!r}: give a probability")
 
     def first(self, standing: Standing) -> int | None:
-        """Its first look at a member."""
+        """The epoch of the first look at a member."""
         return until(standing, curves_of(standing), self._interval(standing))
 
     def next(self, standing: Standing) -> Next:
-        """A new member or a fork where one is missing, else the paused member with the fewest epochs.
+        """A fork or a new member where one is missing, else the paused member with the fewest epochs.
 
-        A trial whose grant ends always pauses, so that its checkpoint there is on disk for forks.
+        A trial whose grant ends always pauses, so that its checkpoint is on disk for forks.
         """
         if standing.epochs_left == 0 or standing.here is not None:
             return Wait()
@@ -94,7 +94,7 @@ class Pbt(GrantScheduler):
         return Wait()
 
     def _filled(self, standing: Standing, curves: Sequence[Curve], members: Members) -> Next:
-        """A fork in the place of the lost member that came furthest; a new member where none can be forked."""
+        """A fork in place of the lost member that came furthest; a new member where nothing can be forked."""
         for lost in members.lost():
             for step in members.steps_up_to(lost):
                 if best := members.best(step, self.quantile):
@@ -118,7 +118,7 @@ class Pbt(GrantScheduler):
         return 1 if standing.horizon is None else math.ceil(standing.horizon / _GENERATIONS)
 
     def _goal(self, standing: Standing, step: int) -> int:
-        """The next look at a member, or the end of its training."""
+        """The epoch of the next look at a member, or of its training's end."""
         every = self._interval(standing)
         goal = (step // every + 1) * every
         return goal if standing.horizon is None else min(goal, standing.horizon)
