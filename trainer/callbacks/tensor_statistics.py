@@ -76,7 +76,7 @@ class TensorStatistics(Callback):
     priority = 12
     writes = ("grad_*", "param_*", "activation_*")
     writes_in = "on_train_epoch_end"
-    transient = ("_watching", "_waiting", "_activations", "_left_out")
+    transient = ("_watching", "_as_written", "_waiting", "_activations", "_left_out")
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class TensorStatistics(Callback):
         self.statistics = _checked(statistics)
         self.names = pattern(names)
         self._watching = ExitStack()  # has what is to be undone after the forward pass of a step that is measured
+        self._as_written = ExitStack()  # and after its backward pass
         self._waiting: list[_Number] = []  # what was measured for a step that is still to be taken
         self._activations: list[_Number] = []  # of the running batch
         self._left_out = False  # whether the latest step of the batch is still to be taken, or never will be
@@ -105,17 +106,24 @@ class TensorStatistics(Callback):
     def on_train_batch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Forget a batch that failed."""
         self._activations, self._left_out = [], False
-        self._watching.close()
+        self._leave()
 
     def on_before_forward(self, trainer: TrainerView) -> None:
         """Measure activations from here."""
         if self.activations and self._is_due(trainer):
-            self._watching.close()  # of an evaluation of the same step that failed
+            self._leave()  # of an evaluation of the same step that failed
             self._watch(trainer)
 
-    def on_after_forward(self, trainer: TrainerView) -> None:  # noqa: ARG002
+    def on_after_forward(self, trainer: TrainerView) -> None:
         """No more: evaluation, and what is computed again for the backward pass, is not measured."""
         self._watching.close()
+        if trainer.state.manual:  # its backward passes are over
+            self._as_written.close()
+
+    def on_after_backward(self, trainer: TrainerView) -> None:
+        """Let the model run compiled again: what is computed again (checkpointing) ran as in the forward pass."""
+        if not trainer.state.manual:
+            self._as_written.close()
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Measure gradients and parameters."""
@@ -143,10 +151,15 @@ class TensorStatistics(Callback):
         if not (self._left_out and trainer.state.skipped_step):
             _record(trainer, self._activations)
         self._activations = []
+        self._leave()  # where the backward pass was skipped
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Leave the modules as they were."""
+        self._leave()
+
+    def _leave(self) -> None:
         self._watching.close()
+        self._as_written.close()
 
     def _is_due(self, trainer: TrainerView) -> bool:
         state = trainer.state
@@ -156,7 +169,7 @@ class TensorStatistics(Callback):
         return self.names is None or self.names.search(name) is not None
 
     def _watch(self, trainer: TrainerView) -> None:
-        self._watching.enter_context(uncompiled())
+        self._as_written.enter_context(uncompiled())
         for path, module in bare_model(trainer.model).named_modules():
             name = path or "model"
             if self._wants(name) if self.names else not any(True for _ in module.children()):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.unit.trainer.callbacks.reads import no_reads_inside_a_step
 from tests.unit.trainer.support import (
@@ -84,6 +85,31 @@ def test_a_model_that_is_compiled_already_is_looked_into_and_stays_in_one_piece(
     trainer, graphs = compiled_fit(statistics(every_n_steps=3))
     assert recorded(trainer) == pytest.approx(recorded(fit(statistics(every_n_steps=3))))
     assert graphs == compiled_fit()[1]
+
+
+def test_a_compiled_part_that_is_checkpointed_is_computed_again_as_in_the_forward_pass() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = torch.compile(make_model(), backend="aot_eager")
+
+        def forward(self, inputs: Tensor) -> Any:
+            return checkpoint(self.part, inputs, use_reentrant=False)
+
+    torch.compiler.reset()
+    trainer = fit(TensorStatistics(activations=True, every_n_steps=2), model=Checkpointed())
+    assert any(name.startswith("activation_norm/part") for name in recorded(trainer))
+
+
+def test_a_measured_step_without_a_backward_pass_leaves_the_model_compiled() -> None:
+    ran: list[bool] = []
+    torch.compiler.reset()
+    model = torch.compile(
+        make_model(), backend=lambda graph, inputs: lambda *given: ran.append(True) or graph(*given)
+    )
+    skip = At("on_after_forward", lambda trainer: trainer.state.skip("backward"))
+    fit(TensorStatistics(activations=True), skip, model=model)
+    assert ran, "in validation"
 
 
 def test_numbers_are_means_and_maxima_over_the_measured_steps() -> None:
