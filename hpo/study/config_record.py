@@ -80,7 +80,7 @@ def _other_config(
 ) -> InputError:
     keep = "keep what was learnt with `hpo run --widen` (in Python `widen=True`), "
     name = f"`study.name={spec.study.name}-2`"
-    if all(before["study"].get(key) == now["study"].get(key) for key in _GOAL_KEYS):
+    if _is_found_by_file(spec) and all(before["study"].get(key) == now["study"].get(key) for key in _GOAL_KEYS):
         name += f", with `study.warm_start={spec.path.name}` to give it this study's trials"
     return spec.error(
         f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
@@ -108,6 +108,11 @@ def not_ours(spec: StudySpec) -> InputError:
         path="study.name",
         fix="give this one another name with `study.name=…`",
     )
+
+
+def _is_found_by_file(spec: StudySpec) -> bool:
+    """Whether the study's file alone says where the study is, as ``study.warm_start`` reads it."""
+    return all(spec.location(path)[0] != COMMAND_LINE for path in ("study.name", "run.storage", "run.output_dir"))
 
 
 def _delete_command(spec: StudySpec) -> str:

@@ -36,6 +36,8 @@ def test_another_config_than_the_stored_one_is_named(studies: Studies) -> None:
     assert "(`study.name=tiny-2`, with `study.warm_start=study.yaml` to give it this study's trials)" in found.fix
     (found,) = check_stored(studies.spec("study.metric=val_mae", "study.direction=minimize"))
     assert "warm_start" not in found.fix, "the values of its trials are another metric's"
+    (found,) = check_stored(studies.spec("model.dropout=0.3", f"run.output_dir={studies.spec().output_dir}"))
+    assert "warm_start" not in found.fix, "by its file alone the study may not be found"
     said = hpo("check", studies.folder / "study.yaml", "model.dropout=0.3", "--device", "cpu").stdout
     assert "study.name: the study tiny was started with another config" in said
 
