@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -83,14 +84,19 @@ def denominator_of(loss: Loss) -> Denominator | None:
 def as_written(loss: Any) -> Any:
     """The loss inside the wrappers of torch.compile; any other loss as it is."""
     while True:
+        inner = None
         if isinstance(loss, nn.Module):
-            inner = loss._modules.get("_orig_mod")  # noqa: SLF001 - the mark of torch.compile
-        else:  # recognised by its globals, as functools.wraps copies attributes and names, but not globals
-            module: str = getattr(loss, "__globals__", {}).get("__name__", "")
-            inner = getattr(loss, "__wrapped__", None) if module.startswith("torch._dynamo.") else None
+            inner = dict(loss.named_children()).get("_orig_mod")  # the mark of torch.compile
+        elif isinstance(loss, FunctionType) and _is_of_compiler(loss):
+            inner = getattr(loss, "__wrapped__", None)
         if inner is None:
             return loss
         loss = inner
+
+
+def _is_of_compiler(function: FunctionType) -> bool:
+    """Whether torch.compile's code defines the function: functools.wraps copies names and attributes, not globals."""
+    return str(function.__globals__.get("__name__", "")).startswith("torch._dynamo.")
 
 
 def _recognised(loss: Loss) -> tuple[Callable[..., Tensor] | None, _Option]:

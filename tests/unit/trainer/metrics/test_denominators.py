@@ -192,6 +192,11 @@ def test_what_is_known(loss: Any, known: bool) -> None:
     assert (denominator_of(loss) is not None) == known
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_scripted_loss_is_none_that_is_known() -> None:
+    assert denominator_of(torch.jit.script(nn.MSELoss())) is None
+
+
 def test_an_option_that_is_changed_later_counts() -> None:
     loss = nn.CrossEntropyLoss()
     denominator = denominator_of(loss)
