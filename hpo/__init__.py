@@ -37,7 +37,7 @@ __all__ = [
     "run",
 ]
 
-# Not imported at once: `import hpo` is part of every command, `hpo --help` included.
+# Imported on first use: every command runs `import hpo`, even `hpo --help`, and it must be fast.
 __getattr__, __dir__ = lazy_names(
     __name__,
     {

@@ -1,4 +1,4 @@
-"""The errors this package raises for people to read; the command line maps each to its exit code."""
+"""The errors whose texts users read; each has the exit code of a command that it ends."""
 
 import contextlib
 import errno
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-#: Characters of a path that are shown.
+#: At most this many characters of a path are shown.
 _SHOWN: Final = 160
-#: A disk that is full, over its quota or read-only.
+#: The error numbers of a disk that is full, over its quota or read-only.
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-#: What the drivers of databases call a password in a URL's query.
+#: The names under which database drivers take a password in a URL's query.
 PASSWORD_KEYS: Final = frozenset({"password", "passwd", "sslpassword", "ssl_key_password"})
-#: A URL's password, in front of its host or in its query.
+#: A URL's password: before its host, and in its query.
 _PASSWORD: Final = re.compile(r"(?<=://)([^\s:/@]*):\S+@")
 _IN_QUERY: Final = re.compile(rf"(?<=[?&])({'|'.join(sorted(PASSWORD_KEYS))})=[^&\s\"'`]+")
 
@@ -76,15 +76,15 @@ class InputError(HpoError):
 
 
 def without_password(text: str) -> str:
-    """The text with stars in place of the passwords of URLs in it."""
+    """The text with the passwords of its URLs replaced by stars."""
     return _IN_QUERY.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
 
 
 class SeveralInputError(InputError):
-    """Several things that a person wrote can't be used; all are in its text, and its attributes are the first's.
+    """Several input errors at once: its text has all of them, and its attributes are those of the first.
 
     Attributes:
-        errors: Each of them.
+        errors: The single errors.
     """
 
     def __init__(self, errors: Sequence[InputError]) -> None:
@@ -102,13 +102,13 @@ class SeveralInputError(InputError):
 
 
 def each_error(error: InputError) -> tuple[InputError, ...]:
-    """The errors that are said together, or the one."""
+    """The single errors that an error combines, or the error itself."""
     return error.errors if isinstance(error, SeveralInputError) else (error,)
 
 
 @contextlib.contextmanager
 def collected(errors: list[InputError]) -> Iterator[None]:
-    """Keep an InputError that is raised inside, to raise it with others: see `together`."""
+    """Catch an InputError of the block and append it to `errors`; raise them all later, see `together`."""
     try:
         yield
     except InputError as error:
@@ -116,7 +116,7 @@ def collected(errors: list[InputError]) -> Iterator[None]:
 
 
 def together(errors: Sequence[InputError]) -> InputError:
-    """One or more errors as one, each once, by their lines."""
+    """Combine one or more errors into one, without duplicates and in the order of their lines."""
     different = list(
         {(str(error.file), error.line, error.path, error.problem): error for error in errors}.values()
     )
@@ -128,10 +128,10 @@ def together(errors: Sequence[InputError]) -> InputError:
 
 
 def refuse_other_systems() -> None:
-    """Refuse a system that workers can't be forked on.
+    """Refuse an operating system that can't fork workers.
 
     Raises:
-        StudyError: It is Windows itself.
+        StudyError: The system is Windows (outside of WSL).
     """
     if os.name != "posix":
         raise StudyError(
@@ -144,7 +144,7 @@ def refuse_process_groups() -> None:
     """Refuse to run as one of several processes that torchrun has started.
 
     Raises:
-        InputError: It is so: each would start the study, and its workers would take part in the group.
+        InputError: torchrun started this process: each process would run the study, with workers in the group.
     """
     if "RANK" in os.environ and "MASTER_ADDR" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Signals as something to wait for, each of which arrives as a number when somebody looks; or to hold back."""
+"""Lets a process wait for signals and read them when it is ready, handle them in a block, or hold them back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from types import FrameType
 
 
 class Signals:
-    """The signals that came in since somebody last looked.
+    """The signals that arrived and have not been read yet.
 
     Attributes:
-        wake: A socket that can be read when there are any.
+        wake: A socket that is readable while signals wait.
     """
 
     def __init__(self) -> None:
@@ -26,39 +26,39 @@ class Signals:
 
     @property
     def insisted(self) -> bool:
-        """A person has pressed Ctrl-C at this process's terminal for a second time.
+        """Whether a person has pressed Ctrl-C at this process's terminal twice.
 
-        Systems, engines and scripts repeat a signal, and mean no more than at first.
+        A signal that a system, an engine or a script repeats means no more than its first.
         """
         return self._presses > 1
 
     def wait(self, seconds: float) -> list[signal.Signals]:
-        """Wait for signals, at most so long; those that came, in their order."""
+        """Wait for signals for at most `seconds`, and return those that arrived, in order."""
         return self.take() if select.select([self.wake], [], [], max(0.0, seconds))[0] else []
 
     def take(self) -> list[signal.Signals]:
-        """Those that came, in their order; waits for the first."""
+        """Return the signals that arrived, in order; waits until there is one."""
         return [signal.Signals(number) for number in self.wake.recv(64)]
 
     def send(self, number: int) -> None:
-        """Add a signal as if it had come.
+        """Add a signal as if it had arrived.
 
-        One of the hundreds that wait already is left out where there is no more room: who waits for some to be
-        taken, in the thread that takes them, waits for ever.
+        It is dropped when the socket is full, with hundreds of unread signals: waiting for room would block the
+        thread that reads them for ever.
         """
         self._presses += number == signal.SIGINT and at_terminal()
         with contextlib.suppress(BlockingIOError):
             self._waker.send(bytes([number]))
 
     def close(self) -> None:
-        """Let go of the sockets."""
+        """Close both sockets."""
         self.wake.close()
         self._waker.close()
 
 
 @contextlib.contextmanager
 def heard(numbers: Collection[signal.Signals]) -> Iterator[Signals]:
-    """Hear signals for the time of the block, as `handled` does."""
+    """Collect these signals during the block; handlers are set as by `handled`."""
     signals = Signals()
     try:
         with handled(numbers, lambda came, _: signals.send(came)):
@@ -71,9 +71,9 @@ def heard(numbers: Collection[signal.Signals]) -> Iterator[Signals]:
 def handled(
     numbers: Collection[signal.Signals], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
-    """Handle signals for the time of the block; handlers exist in the main thread only.
+    """Set a handler for these signals during the block; outside of the main thread it does nothing.
 
-    One that is ignored stays so: `nohup` asks for that.
+    An ignored signal stays ignored: `nohup` relies on that.
     """
     ours: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
@@ -88,9 +88,9 @@ def handled(
 
 @contextlib.contextmanager
 def held_back(numbers: Collection[signal.Signals]) -> Iterator[None]:
-    """Signals that come inside are heard afterwards; a process that is started inside has them blocked.
+    """Block these signals in this thread during the block; a process started inside has them blocked, too.
 
-    In this thread: one that another thread gets is heard by Python's handler, which is run when this one can.
+    Another thread may still receive one; Python then runs its handler in the main thread.
     """
     kept = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -100,14 +100,14 @@ def held_back(numbers: Collection[signal.Signals]) -> Iterator[None]:
 
 
 def at_terminal() -> bool:
-    """Whether Ctrl-C reaches this process from a terminal: it runs in the foreground of its controlling one."""
+    """Whether Ctrl-C at a terminal reaches this process: it is in the foreground of its controlling terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:  # it has none
+    except OSError:  # no controlling terminal
         return False
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:  # it has been closed
+    except OSError:  # the terminal has been closed
         return False
     finally:
         os.close(terminal)
