@@ -95,7 +95,7 @@ def as_written(loss: Any) -> Any:
 
 
 def _is_of_compiler(function: FunctionType) -> bool:
-    """Whether torch.compile's code defines the function: functools.wraps copies names and attributes, not globals."""
+    """Whether torch.compile's code defines it: functools.wraps copies names and attributes, but not globals."""
     return str(function.__globals__.get("__name__", "")).startswith("torch._dynamo.")
 
 
