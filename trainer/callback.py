@@ -1,4 +1,4 @@
-"""The callback base, function callbacks, and callbacks that reach every Trainer of the process."""
+"""The base class of callbacks, function callbacks, and callbacks for every Trainer of the process."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ DEFAULT_PRIORITY = 50
 
 
 class EvaluationView(Protocol):
-    """The side of `trainer.evaluation.Evaluation` that callbacks see.
+    """The part of `trainer.evaluation.Evaluation` that callbacks use.
 
     Attributes:
-        apart: Validation sets that the ends of epochs leave out, by what the names of their numbers begin with.
+        apart: The prefixes of the validation sets that are not evaluated at the end of each epoch.
     """
 
     apart: set[str]
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What the names of each validation set's numbers begin with, by the set's name; the first is ``""``."""
+        """The prefix of each validation set's metrics, by the set's name; the first also has the name ``""``."""
         ...
 
     def now(self, prefix: str, batches: int | None = None) -> dict[str, float]:
-        """Evaluate a validation set of the running fit, beside what the epoch records.
+        """Evaluate a validation set of the running fit, apart from what the epoch records.
 
         Args:
-            prefix: Which one, of the values of ``names``.
-            batches: How many of its first batches; None: all.
+            prefix: The prefix of the set, one of the values of ``names``.
+            batches: Evaluate only this number of its first batches; None: all.
 
         Returns:
-            Its numbers by name.
+            Its metrics by name.
         """
         ...
 
 
 class CallbacksView(Protocol):
-    """The side of `trainer.runner.CallbackRunner` that callbacks see."""
+    """The part of `trainer.runner.CallbackRunner` that callbacks use."""
 
     @property
     def callbacks(self) -> tuple[Callback, ...]:
@@ -64,7 +64,7 @@ class CallbacksView(Protocol):
 
 
 class TrainerView(Protocol):
-    """The side of the Trainer that callbacks see; the attributes are described there."""
+    """The part of the Trainer that callbacks use; `Trainer` describes the attributes."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -81,12 +81,12 @@ class TrainerView(Protocol):
 
     @property
     def callbacks(self) -> CallbacksView:
-        """Those of the run."""
+        """The callbacks of the run."""
         ...
 
     @property
     def evaluation(self) -> EvaluationView:
-        """What evaluates the validation sets of the fit."""
+        """The object that evaluates the validation sets of the fit."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,11 +102,11 @@ class TrainerView(Protocol):
         ...
 
     def step_optimizer(self) -> None:
-        """Take the optimizer's step, with its events, and the scheduler's where that goes with it."""
+        """Step the optimizer, with its events, and a scheduler that steps with it."""
         ...
 
     def set_batch_size(self, batch_size: int, *, now: bool = False) -> None:
-        """Samples per training batch from the next pass over the data on, or with ``now`` from the next batch."""
+        """Change the batch size of training from the next pass on, or with ``now`` from the next batch on."""
         ...
 
 
@@ -253,25 +253,25 @@ class FunctionCallback(Callback):
 
 
 class LogDispatch(Callback):
-    """Fires the log events at their place among the hooks of ``on_epoch_end``; every Trainer has one."""
+    """Fires the log events within ``on_epoch_end``, at ``LOG_PRIORITY``; every Trainer has one."""
 
     priority = LOG_PRIORITY
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """One record an epoch."""
+        """Fire both log events: loggers write one record per epoch."""
         trainer.fire("on_before_log_metrics", trainer.state.metrics)
         trainer.fire("on_log_metrics", trainer.state.metrics)
 
 
 class Handle(AbstractContextManager["Handle"]):
-    """Takes a registration back, by ``remove()`` or at the end of a ``with`` block; twice does no harm."""
+    """Removes a registration, by ``remove()`` or at the end of a ``with`` block; doing so twice is harmless."""
 
     def __init__(self, registry: list[Callback], callbacks: Iterable[Callback]) -> None:
         self._registry = registry
         self._callbacks = tuple(callbacks)
 
     def remove(self) -> None:
-        """Take the callbacks out of where they were registered."""
+        """Remove the callbacks from the list in which they were registered."""
         self._registry[:] = [item for item in self._registry if not any(item is own for own in self._callbacks)]
 
     def __exit__(
@@ -281,10 +281,10 @@ class Handle(AbstractContextManager["Handle"]):
 
 
 def check_event(event: str) -> None:
-    """Refuse the name of no event.
+    """Refuse a name that is no event.
 
     Raises:
-        ValueError: There is no such event; the one that is meant is given.
+        ValueError: There is no such event; the text names the one that is meant.
     """
     if event not in EVENTS:
         raise ValueError(f"no event is called {event!r}{nearest(event)}")

@@ -6,7 +6,7 @@ from numbers import Integral
 
 
 def check_mode(mode: str) -> None:
-    """Refuse what says neither that smaller nor that larger is better.
+    """Refuse an invalid ``mode``.
 
     Raises:
         ValueError: ``mode`` is neither ``"min"`` nor ``"max"``.
@@ -16,16 +16,16 @@ def check_mode(mode: str) -> None:
 
 
 def check_count(name: str, value: object, least: int = 1, *, optional: bool = False) -> None:
-    """Refuse what is no whole number of at least ``least``.
+    """Refuse a value that is no whole number of at least ``least``.
 
     Args:
-        name: Of the argument.
-        value: What was given.
-        least: The smallest that will do.
-        optional: Whether None will do, too.
+        name: The name of the argument.
+        value: Its value.
+        least: The smallest allowed number.
+        optional: Whether None is allowed too.
 
     Raises:
-        ValueError: It is refused; names the argument.
+        ValueError: The value is refused; the text names the argument.
     """
     if optional and value is None:
         return

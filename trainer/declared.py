@@ -1,4 +1,4 @@
-"""Callbacks and steps whose changes a resumed run would forget: by hooks' source, and by what an epoch shows."""
+"""Finds state of callbacks and steps that a resumed run would lose, in the source of hooks and after an epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.step.supervised import SupervisedStep
 
 logger = logging.getLogger(__name__)
 
-#: Where what is set is set again by a resumed run, or matters to none.
+#: Events in which a hook may set attributes: a resumed run sets them again, or does not need them.
 _ELSEWHERE: Final = frozenset(
     {"setup", "on_before_load_checkpoint", "on_load_checkpoint", "on_fit_start"}
     | {"on_test_start", "on_test_batch_start", "on_test_batch_end", "on_test_end"}
@@ -31,14 +31,14 @@ _ELSEWHERE: Final = frozenset(
 _CHANGES: Final = frozenset(
     {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popleft", "remove", "update"}
 )
-#: The shipped callbacks declare theirs, which the contract suite holds; their source is not read.
+#: The source of the shipped callbacks is not read: a test checks that they declare their attributes.
 _SHIPPED: Final = "trainer."
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class _Same:
-    """Equal for one and the same object, which it keeps alive: an address alone may be used again."""
+    """Compares by identity, and keeps its object alive, as an address alone may be reused."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -50,7 +50,7 @@ class _Same:
 
 
 class _Sets(NamedTuple):
-    """What a method does to the attributes of its object: sets, changes by a method of theirs; whom it calls."""
+    """The attributes of its object that a method sets or changes by a container's method, and methods it calls."""
 
     assigned: frozenset[str]
     changed: frozenset[str]
@@ -58,9 +58,9 @@ class _Sets(NamedTuple):
 
 
 def check_hooks(callbacks: Iterable[Callback]) -> None:
-    """Refuse hooks that set attributes which a resumed run would forget, as far as their source shows it.
+    """Refuse hooks that set attributes which a resumed run would lose, as far as their source shows it.
 
-    Nothing is asked unless one of the callbacks writes checkpoints, from which a run could resume.
+    Nothing is checked unless one of the callbacks writes checkpoints, from which a run could resume.
 
     Raises:
         ValueError: A hook sets, between the start of a fit and its end, an attribute that its callback neither
@@ -73,7 +73,7 @@ def check_hooks(callbacks: Iterable[Callback]) -> None:
 
 
 def read_hooks(kinds: Iterable[type[Callback]]) -> None:
-    """Read the source of what `check_hooks` checks of classes, which processes forked later then need not."""
+    """Read, and cache, the source that `check_hooks` needs, so that processes forked later need not read it."""
     for kind in kinds:
         for _, hook in _hooks_of(kind):
             for _ in _reached(kind, hook):
@@ -88,7 +88,7 @@ def _hooks_of(kind: type[Callback]) -> Iterator[tuple[str, Any]]:
 
 
 def _to_check(callbacks: Iterable[Callback]) -> list[Callback]:
-    """Those of the callbacks that keep no state, where one of them all writes checkpoints."""
+    """The callbacks without ``state_dict``, if any callback writes checkpoints; else none."""
     everyone = tuple(callbacks)
     resumable = any(callback.saves for callback in everyone)
     return [item for item in everyone if resumable and type(item).state_dict is Callback.state_dict]
@@ -112,7 +112,7 @@ def _set_by(callback: Callback, hook: Callable[..., Any]) -> set[str]:
 
 
 def _reached(kind: type[Callback], hook: Callable[..., Any]) -> Iterator[_Sets]:
-    """What a hook and each method that it calls do."""
+    """The `_Sets` of a hook and of each method that it calls."""
     waiting: list[Any] = [hook]
     seen = set[Any]()
     while waiting:
@@ -127,7 +127,7 @@ def _reached(kind: type[Callback], hook: Callable[..., Any]) -> Iterator[_Sets]:
 
 @cache
 def _sets(method: Callable[..., Any]) -> _Sets:
-    """What a method's source shows; nothing where there is none to be read, as of what ``exec`` made."""
+    """The `_Sets` of a method by its source; empty if there is no source, as for code made by ``exec``."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
     except (OSError, TypeError, SyntaxError):
@@ -146,7 +146,7 @@ def _sets(method: Callable[..., Any]) -> _Sets:
 
 
 def _attribute(node: ast.expr, own: str) -> Iterator[str]:
-    """``value`` of ``self.value`` and of ``self.value[…]``; nothing of another object's."""
+    """``value`` for ``self.value`` and ``self.value[…]``; nothing for attributes of other objects."""
     while isinstance(node, ast.Subscript):
         node = node.value
     if isinstance(node, ast.Attribute) and _is_name(node.value, own):
@@ -158,7 +158,7 @@ def _is_name(node: ast.expr, name: str) -> bool:
 
 
 def warn_of_workers(data: Any, callbacks: Iterable[Callback]) -> None:
-    """Warn of a ready DataLoader that draws on from pass to pass, where a run could resume from a checkpoint."""
+    """Warn of a ready DataLoader with persistent workers if a run could resume from a checkpoint."""
     persistent = isinstance(data, DataLoader) and data.persistent_workers
     if persistent and any(callback.saves for callback in callbacks):
         logger.warning(
@@ -174,8 +174,8 @@ class UndeclaredState:
     Nothing is compared unless one of the callbacks writes checkpoints, from which a run could resume.
 
     Args:
-        callbacks: All callbacks of the run, after ``on_fit_start``: what that sets up, a resumed run does too.
-        step: The run's step; of one that is made of a loss, the loss is compared.
+        callbacks: All callbacks of the run, after ``on_fit_start``, whose changes a resumed run repeats.
+        step: The run's step; for a `SupervisedStep`, its loss is compared.
     """
 
     def __init__(self, callbacks: Iterable[Callback], step: object = None) -> None:
@@ -188,7 +188,7 @@ class UndeclaredState:
         self._step_before = None if kept or not hasattr(step, "__dict__") else _attributes(step)
 
     def check(self) -> None:
-        """Refuse what a callback changed, and warn of what a step did; looks once.
+        """Refuse changes of a callback, and warn of changes of a step; only the first call compares.
 
         Raises:
             ValueError: A callback changed attributes that it neither saves nor declares as ``transient``.
@@ -219,13 +219,13 @@ def _attributes(item: object) -> dict[str, Any]:
 
 
 def _mark(value: Any, above: tuple[int, ...] = ()) -> Any:
-    """Something that compares unequal after a change; of what can't be looked into, which object it is."""
+    """A value that compares unequal after a change; for an object of unknown type, its identity."""
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
     if isinstance(value, Tensor):
         # torch's own count of changes in place; an inference tensor has none
         return _Same(value), 0 if value.is_inference() else value._version  # noqa: SLF001
-    if id(value) in above:  # it holds itself
+    if id(value) in above:  # it contains itself
         return _Same(value)
     above = (*above, id(value))
     if isinstance(value, list | tuple | deque):

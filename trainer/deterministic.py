@@ -1,4 +1,4 @@
-"""Deterministic mode: torch's algorithms that give the same bits each time, while a trainer runs."""
+"""Deterministic mode: while a trainer runs, torch uses only algorithms that give the same bits each time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 from trainer.callback import Callback, TrainerView
 
-#: What cuBLAS reads once a process, when it is first used; without it torch refuses its products in this mode.
+#: cuBLAS reads this once per process, at its first use; without it, torch refuses matrix products in this mode.
 _CUBLAS: Final = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 class DeterministicMode(Callback):
-    """Lets torch use deterministic algorithms only, from ``setup`` to ``teardown``; then all is as before.
+    """Makes torch use only deterministic algorithms from ``setup`` to ``teardown``, then restores its settings.
 
-    On the CPU a run is the same to the last bit without it. On a GPU some operations add up in any order: this
-    mode takes others, slower ones, and an operation that has none raises torch's RuntimeError, which names it.
+    On the CPU, a run has the same bits without it. On a GPU, some operations sum in varying order: this mode uses
+    slower algorithms for them, and an operation without one raises torch's RuntimeError, which names it.
     """
 
     priority = -100
@@ -28,17 +28,17 @@ class DeterministicMode(Callback):
         self._before: tuple[bool, bool, bool] | None = None
 
     def setup(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
-        """Switch it on."""
+        """Switch the mode on."""
         self._before = (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
             torch.backends.cudnn.benchmark,
         )
         torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False  # else the fastest algorithm of the moment is taken
+        torch.backends.cudnn.benchmark = False  # else cuDNN picks the algorithm by timings
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
-        """Put everything back."""
+        """Restore torch's settings."""
         if self._before is None:
             return
         enabled, warn_only, torch.backends.cudnn.benchmark = self._before

@@ -1,4 +1,4 @@
-"""What an exception says, as text that any file, database and terminal takes.
+"""Turns an exception's message and traceback into text that any file, database and terminal accepts.
 
 An exception may come from any code: its ``__str__`` may raise, return 100 MB, or hold characters that can't be
 encoded (lone surrogates), stored (NUL) or shown (a terminal's escape sequences).
@@ -8,11 +8,11 @@ import re
 import traceback
 from typing import Final
 
-#: Characters that are kept of a message, and of a traceback.
+#: The most characters that are kept of a message, and of a traceback.
 LONGEST_MESSAGE: Final = 2_000
 LONGEST_TRACEBACK: Final = 200_000
 
-# Control characters but newline and tab, and lone surrogates.
+# Control characters except newline and tab, and lone surrogates.
 _ODD: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -21,7 +21,7 @@ def error_text(error: BaseException, longest: int = LONGEST_MESSAGE) -> str:
 
     Args:
         error: Any exception.
-        longest: Characters to keep.
+        longest: The most characters to keep.
     """
     said, name = error_message(error)[:longest], type(error).__name__
     return plain_text(f"{name}: {said}" if said else name)[:longest]
@@ -32,7 +32,7 @@ def traceback_text(error: BaseException, longest: int = LONGEST_TRACEBACK) -> st
 
     Args:
         error: Any exception.
-        longest: Characters to keep; what is left out is taken from the middle.
+        longest: The most characters to keep; more are cut out of the middle.
     """
     try:
         text = "".join(traceback.format_exception(error))
@@ -42,7 +42,7 @@ def traceback_text(error: BaseException, longest: int = LONGEST_TRACEBACK) -> st
 
 
 def shortened(text: str, longest: int) -> str:
-    """The text, without its middle where it has more than ``longest`` characters."""
+    """The text, without its middle if it has more than ``longest`` characters."""
     if len(text) <= longest:
         return text
     half = longest // 2
@@ -57,7 +57,7 @@ def plain_text(text: str) -> str:
 def error_message(error: BaseException) -> str:
     """The exception's message as it is, without its type; never raises."""
     try:
-        # A copy: what `__str__` returns may be of a class of its own, with methods of its own.
+        # Converted, as `__str__` may return a subclass of str with overridden methods.
         return str.__str__(str(error))
     except BaseException as problem:  # noqa: BLE001 - `__str__` may raise anything
         return f"(no message: its __str__ raised {type(problem).__name__})"

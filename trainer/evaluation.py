@@ -1,4 +1,4 @@
-"""Evaluation: data goes through the model without training, for its numbers or its outputs, in a fit or alone."""
+"""Evaluation: runs data through the model without training, for metrics or outputs, inside a fit or alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.recorded import Metrics
 from trainer.step.compute import Compute
 from trainer.step.modes import kept_modes
 
-#: What the state says of the batch being worked on.
+#: The attributes of the state that belong to the running batch.
 _OF_BATCH = ("batch", "outputs", "loss", "weight", "scalars", "absent", "loss_of_all")
 
 
@@ -41,14 +41,14 @@ class Evaluated(TrainerView, Protocol):
 
 
 class Evaluation:
-    """Evaluates with the model of a trainer, its step and its metrics.
+    """Evaluates and predicts with the model, step and metrics of a trainer.
 
     Args:
-        trainer: Whose they are.
+        trainer: The trainer.
 
     Attributes:
-        apart: Sets that ``validate`` leaves out, by what the names of their numbers begin with. Those that are
-            also measured while training, and may be missing from an epoch, are in ``state.own_times``.
+        apart: The prefixes of the sets that ``validate`` leaves out. Those that an `Evaluator` measures during
+            training, so that an epoch may lack them, are in ``state.own_times`` too.
     """
 
     def __init__(self, trainer: Evaluated) -> None:
@@ -59,11 +59,11 @@ class Evaluation:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What the names of each set's numbers begin with, by the set's name; the first is called ``""`` too."""
+        """The prefix of each set's metrics, by the set's name; the first set also has the name ``""``."""
         return self._names
 
     def take(self, val: Any) -> None:
-        """Take over the validation data of a fit: one data set, or several by name; None: there is none."""
+        """Take over the validation data of a fit: one data set, several by name, or None."""
         self._sets = {} if val is None else self._batches(val, "val")
         given = val if isinstance(val, Mapping) else ()
         first = dict(zip(("",), self._sets, strict=False))
@@ -72,21 +72,21 @@ class Evaluation:
         self._trainer.state.own_times.clear()
 
     def validate(self) -> None:
-        """Evaluate the validation data of the fit, set by set, without those that are evaluated apart."""
-        self._trainer.recorder.forget("val_")  # of a validation that was broken off
+        """Evaluate the validation sets of the fit one after another, without those in ``apart``."""
+        self._trainer.recorder.forget("val_")  # left by a validation that an error interrupted
         for prefix in self._sets:
             if prefix not in self.apart:
                 self._run(self._sets, prefix, "validation")
 
     def now(self, prefix: str, batches: int | None = None) -> dict[str, float]:
-        """Evaluate a validation set of the running fit, which then continues as if nothing had been.
+        """Evaluate a validation set of the running fit, without any effect on the fit.
 
         Args:
-            prefix: Which one, of ``names``.
-            batches: How many of its first batches; None: all.
+            prefix: The prefix of the set, one of the values of ``names``.
+            batches: Evaluate only this number of its first batches; None: all.
 
         Returns:
-            Its numbers by name.
+            Its metrics by name.
         """
         sets = self._sets
         if batches is not None:
@@ -96,25 +96,25 @@ class Evaluation:
             return self._trainer.recorder.compute()
 
     def close(self) -> None:
-        """Free what the validation data holds."""
+        """Free the resources of the validation data."""
         for batches in self._sets.values():
             close_batches(batches)
 
     def alone(self, data: Any, prefix: str, scope: str) -> dict[str, float]:
-        """Evaluate data for itself, also inside a fit, which then continues as if nothing had been.
+        """Evaluate data on its own; inside a fit, without any effect on the fit.
 
         Args:
             data: One data set, or several by name.
-            prefix: What the names of the numbers begin with: ``"val"`` or ``"test"``.
-            scope: Whose events fire: ``"validation"`` or ``"test"``.
+            prefix: The prefix of the metrics: ``"val"`` or ``"test"``.
+            scope: Which events fire: those of ``"validation"`` or ``"test"``.
         """
         trainer, sets = self._trainer, self._batches(self._beside_training(data), prefix)
         try:
             with trainer.group.session(trainer.device), self._aside():
-                if trainer.running:  # inside a fit, whose callbacks are set up already
+                if trainer.running:  # inside a fit, whose callbacks are already set up
                     self._run_all(sets, scope)
                 else:
-                    share_weights(trainer, trainer.group)  # before the first fit each process may have its own
+                    share_weights(trainer, trainer.group)  # before the first fit, processes may differ in theirs
                     trainer.run_alone(lambda: self._run_all(sets, scope))
                 return trainer.recorder.compute()
         finally:
@@ -122,24 +122,24 @@ class Evaluation:
                 close_batches(batches)
 
     def predict(self, data: Any, path: Path | str | None = None) -> Any:
-        """Outputs for data, in its order, also inside a fit, which then continues as if nothing had been.
+        """Compute the outputs for data, in its order; inside a fit, without any effect on the fit.
 
-        Of a Trainer with a ``loss`` they are what the model returns for the first part of each batch, whose
-        targets may be missing; with a ``step`` what that returns as outputs, or its method ``predict(model,
-        batch)`` if it has one. The model is in eval mode, and an optimizer with weights of its own for evaluation
-        has these.
+        With a ``loss``, the outputs are what the model returns for the first part of each batch, whose targets may
+        be missing. With a ``step``, they are what its method ``predict(model, batch)`` returns, or without that
+        method what the step returns as outputs. The model is in eval mode, and `OptimizerMode` puts the optimizer
+        into eval mode.
 
         Args:
             data: See `trainer.data.batches.make_batches`.
-            path: A file to write them to, ``.pt`` or ``.csv``, see `trainer.outputs.collecting`; None: none.
+            path: A ``.pt`` or ``.csv`` file to write the outputs to, see `trainer.outputs.collecting`; or None.
 
         Returns:
-            The outputs on the CPU, joined along the first dimension; None with a path.
+            The outputs on the CPU, joined along the first dimension; None if a path is given.
 
         Raises:
             TypeError: The outputs hold no tensor, or are no table of numbers for a ``.csv``.
             ValueError: The data gave no batch, a DataLoader shuffles it, its outputs can't be joined, or the path
-                ends otherwise.
+                has another suffix.
         """
         trainer = self._trainer
         refuse_shuffled(data)
@@ -147,7 +147,7 @@ class Evaluation:
             with trainer.group.session(trainer.device):
                 found = self._predicted(data, None if trainer.group.rank else path)
                 return found if path is None else None
-        if path is not None and trainer.group.rank:  # each process computes all, and one writes
+        if path is not None and trainer.group.rank:  # rank 0 alone computes and writes all
             return None
         return self._predicted(data, path)
 
@@ -167,7 +167,7 @@ class Evaluation:
             close_batches(batches)
 
     def _beside_training(self, data: Any) -> Any:
-        """The data; inside a fit with workers of its own, for a loader's may be inside a pass of training."""
+        """The data; inside a fit, DataLoaders with other workers, as their own may be inside a training pass."""
         return each_set(with_own_workers, data) if self._trainer.running else data
 
     def _predict(self, batches: Batches, outputs: Outputs) -> None:
@@ -184,7 +184,7 @@ class Evaluation:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Record for itself, and put back, at the end, the random generators and the batch being worked on."""
+        """Use another recorder inside the block; restore it, the generators and the running batch at the end."""
         trainer, state = self._trainer, self._trainer.state
         kept, trainer.recorder = trainer.recorder, trainer.recorder.fresh()
         before = {name: getattr(state, name) for name in _OF_BATCH}
@@ -203,7 +203,7 @@ class Evaluation:
             self._run(sets, prefix, scope)
 
     def _run(self, sets: Mapping[str, Batches], prefix: str, scope: str) -> None:
-        """Evaluate one of the sets; its numbers are recorded, and on the state when the end's event fires."""
+        """Evaluate one of the sets; its metrics are recorded, and on the state when the end event fires."""
         trainer = self._trainer
         trainer.state.evaluating, trainer.state.absent = prefix, False
         with torch.no_grad(), kept_modes(trainer.model):
@@ -213,12 +213,12 @@ class Evaluation:
             for batch in sets[prefix].epoch(0):
                 done = True
                 trainer.compute.evaluate(batch, prefix, scope)
-            trainer.state.absent = False  # what follows in training may never say so
+            trainer.state.absent = False  # the batches of training may never set it
             if not done:
                 raise ValueError(f"the {scope} data gave no batch")
             numbers = trainer.recorder.compute().items()
             found = Metrics((name, it) for name, it in numbers if name.startswith(f"{prefix}_"))
-            if prefix == next(iter(sets)):  # only now are the names known that the step gives
+            if prefix == next(iter(sets)):  # only now are the metric names of the step known
                 check_distinct(sets, [name.removeprefix(f"{prefix}_") for name in found])
             trainer.state.evaluated = found
             trainer.fire(f"on_{scope}_end")

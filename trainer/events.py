@@ -1,7 +1,7 @@
 """The events of a run, in firing order.
 
-Every hook takes the trainer as its first argument; what a hook may read or change lies in ``trainer.state``.
-The order of this table is also the order in time that the runner uses to check writers against readers.
+Every hook takes the trainer as its first argument; what a hook may read or change is in ``trainer.state``. By the
+order of this table, the runner checks that metrics are written before they are read.
 """
 
 from types import MappingProxyType
@@ -63,7 +63,7 @@ EVENTS: Final = MappingProxyType(
 
 EVENT_ORDER: Final = MappingProxyType({name: index for index, name in enumerate(EVENTS)})
 
-#: Where in ``on_epoch_end`` the log events fire.
+#: The priority within ``on_epoch_end`` at which the log events fire.
 LOG_PRIORITY: Final = 80
-#: These fire inside ``on_epoch_end``, at ``LOG_PRIORITY``.
+#: The events that fire inside ``on_epoch_end``, at ``LOG_PRIORITY``.
 LOG_EVENTS: Final = ("on_before_log_metrics", "on_log_metrics")

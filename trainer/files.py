@@ -1,4 +1,4 @@
-"""What those who write files share: files and folders that are whole or not there, and numbers in strict JSON."""
+"""Helpers for writing files: atomic replacement of files and folders, and numbers in strict JSON."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import TextIO
 
 
 def aside_name(path: Path, suffix: str = "") -> Path:
-    """A hidden name beside ``path`` that no other process or thread writes to.
+    """A hidden path beside ``path`` that no other process or thread uses.
 
     Args:
-        path: The file or folder whose place is to be taken.
-        suffix: How the name ends, for a writer that looks at that.
+        path: The file or folder to be replaced.
+        suffix: The end of the name, for a writer that depends on it.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{suffix}")
 
 
 @contextmanager
 def aside_of(path: Path) -> Iterator[Path]:
-    """A path to write to; the file there takes the place of ``path`` when the block ends, in one step.
+    """A temporary path to write to; the file there replaces ``path`` atomically at the end of the block.
 
-    Until then a reader of ``path``, or a killed process, finds the earlier file. A link stays one, to the new
-    file; a pipe or a device, such as ``/dev/stdout``, is written to itself.
+    Until then, and if the process is killed, ``path`` is the earlier file. If ``path`` is a link, the file that it
+    points to is replaced; a pipe or a device, such as ``/dev/stdout``, is written directly.
 
     Raises:
-        OSError: It can't be put there; what lay there before is untouched, and nothing is left aside.
+        OSError: The file can't be replaced; it is unchanged, and the temporary file is removed.
     """
     if path.exists() and not path.is_file():
         yield path
         return
     path = path.resolve()
-    aside = aside_name(path)  # a file that tempfile makes could be read by its owner alone
+    aside = aside_name(path)  # not from tempfile, whose files only their owner can read
     try:
         yield aside
         aside.replace(path)
@@ -47,10 +47,10 @@ def aside_of(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def aside_of_folder(folder: Path) -> Iterator[Path]:
-    """A path to make a folder at, which takes the place of ``folder`` and all in it when the block ends.
+    """A temporary path to make a folder at, which replaces ``folder`` and its content at the end of the block.
 
     Raises:
-        OSError: It can't be put there; nothing is left aside.
+        OSError: The folder can't be replaced; the temporary folder is removed.
     """
     aside = aside_name(folder)
     try:
@@ -64,19 +64,20 @@ def aside_of_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Open a text file (UTF-8) that takes the place of ``path`` when the block ends; see `aside_of`.
+    """Open a text file (UTF-8) that replaces ``path`` at the end of the block; see `aside_of`.
 
     Raises:
-        OSError: It can't be written; what lay there before is untouched, and nothing is left aside.
+        OSError: The file can't be written or replaced; it is unchanged, and the temporary file is removed.
     """
     with aside_of(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         yield file
 
 
 def json_number(value: float) -> float | str:
-    """The number as strict JSON (RFC 8259) can hold it: ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` if not finite.
+    """The number for strict JSON (RFC 8259): ``"NaN"``, ``"Infinity"`` or ``"-Infinity"`` if it is not finite.
 
-    Strings, not null, so that the three stay apart; Python's ``float``, JavaScript's ``Number`` read them back.
+    They are strings rather than null so that the three stay distinct; Python's ``float`` and JavaScript's
+    ``Number`` read them back.
     """
     if math.isfinite(value):
         return value
@@ -86,6 +87,6 @@ def json_number(value: float) -> float | str:
 
 
 def json_line(record: Mapping[str, float]) -> str:
-    """Numbers by name as a line of strict JSON, to the last digit; see `json_number`."""
+    """Numbers by name as a line of strict JSON, with all digits; see `json_number`."""
     plain = {name: json_number(value) for name, value in record.items()}
     return json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n"

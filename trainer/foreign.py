@@ -1,4 +1,4 @@
-"""What users of other systems write: their names of events and their returned flags, with the words used here."""
+"""Translates event names and returned flags of other training systems into those of this package, for errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from trainer.events import EVENTS
 
 #: Names of hooks in pytorch-template, OLMo-core, Cerebras Model Zoo, Megatron-Bridge, fastai v1, Keras, Lightning
-#: and transformers that mean another event here, or mean none of that name.
+#: and transformers that are no events here, each with the event that is meant.
 FOREIGN: Final = MappingProxyType(
     {
         "on_train_begin": "on_fit_start",
@@ -82,7 +82,7 @@ FOREIGN: Final = MappingProxyType(
     }
 )
 
-#: Flags that fastai's handlers return, and a few more of that kind.
+#: Flags that fastai's handlers return, and similar ones, with the code to write instead.
 _FLAGS: Final = MappingProxyType(
     {
         "skip_bwd": 'state.skip("backward")',
@@ -103,12 +103,12 @@ _FLAGS: Final = MappingProxyType(
 
 
 def is_hook_name(name: str) -> bool:
-    """Whether a method of this name can only be meant as a hook: ``on_…``, or a hook of another system."""
+    """Whether a method of this name must be meant as a hook: ``on_…``, or a hook of another system."""
     return name.startswith("on_") or name in FOREIGN
 
 
 def nearest(name: str) -> str:
-    """The end of a sentence that refuses ``name``: the event that is meant."""
+    """The end of an error text that refuses ``name``: the event that is meant."""
     if name in FOREIGN:
         return f"; what happens there is {FOREIGN[name]!r} here"
     close = difflib.get_close_matches(name, EVENTS, n=1)
@@ -116,12 +116,12 @@ def nearest(name: str) -> str:
 
 
 def refuse_flags(hook: Callable[..., Any], returned: Any) -> None:
-    """Refuse what a hook returned where it can only be meant as a request: True, or a mapping of flags.
+    """Refuse a hook's return value that must be meant as a request: True, or a mapping of flags.
 
-    Anything else is what a function happens to return, as one that is registered may.
+    Any other value is ignored: a registered function may happen to return something.
 
     Raises:
-        TypeError: It is meant as a request, and says how that is made.
+        TypeError: The value is meant as a request; the text says how to make one.
     """
     if returned is True:
         words = [_FLAGS["stop"]]

@@ -1,4 +1,4 @@
-"""The state of the code that a run belongs to, from git."""
+"""Reads the git commit of a run's code, and whether it has changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def git_state(folder: Path | None = None) -> dict[str, Any] | None:
         folder: A folder in the repository; None: the working directory.
 
     Returns:
-        ``commit`` and ``dirty``; None where there is no git, no repository, or no commit.
+        ``commit`` and ``dirty``; None if there is no git, no repository, or no commit.
     """
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if commit is None:
@@ -26,11 +26,11 @@ def git_state(folder: Path | None = None) -> dict[str, Any] | None:
 
 
 def _git(folder: Path | None, *arguments: str) -> str | None:
-    return output_of(["git", "--no-optional-locks", *arguments], folder)  # others may be at work in the repository
+    return output_of(["git", "--no-optional-locks", *arguments], folder)  # takes no lock that others need
 
 
 def output_of(command: list[str], folder: Path | None = None) -> str | None:
-    """What a program prints; None where it isn't there, fails, or takes too long."""
+    """The output of a program; None if it is missing, fails, or takes too long."""
     try:
         done = subprocess.run(
             command,

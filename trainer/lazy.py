@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are asked for, so that what needs none of them starts at once."""
+"""Imports the names of a package on first use, so that code that needs none of them starts quickly."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence

@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-# Where torch's schedulers keep learning rates: in the groups (OneCycleLR the last two), and in themselves.
+# The keys and attributes in which torch's schedulers keep learning rates: in parameter groups (the last two are
+# OneCycleLR's), and in the scheduler itself.
 GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 SCHEDULER_RATES = ("base_lrs", "max_lrs")
 
 
 class HyperbolicLR(LRScheduler):
-    """A learning rate that falls along a hyperbola, whose first part hardly depends on how long the run is.
+    """A learning rate that falls along a hyperbola, whose first part hardly depends on the length of the run.
 
     With N = ``max_iter``, U = ``upper_bound`` and f(x) = sqrt((N - x) / U · (2 - (N + x) / U)), the learning rate
     after x steps is lr₀ + (lr₀ - infimum_lr) · (f(x) - f(0)), for each group from its own lr₀. It ends at
@@ -26,11 +27,11 @@ class HyperbolicLR(LRScheduler):
     Source: Kim, "HyperbolicLR: Epoch insensitive learning rate scheduler", arXiv:2407.15200.
 
     Args:
-        optimizer: Its groups' learning rates are where the curve begins.
-        upper_bound: U, in the same steps as ``max_iter``: the longest run that is to be compared.
-        max_iter: N: steps of the scheduler in this run (epochs, or optimizer steps).
+        optimizer: The optimizer; the curve begins at its groups' learning rates.
+        upper_bound: U, the length of the longest run to compare, in the same steps as ``max_iter``.
+        max_iter: N, the number of scheduler steps in this run (epochs or optimizer steps).
         infimum_lr: The lowest learning rate of the curve with N = U.
-        last_epoch: Steps taken already, less one; -1 begins.
+        last_epoch: The number of steps already taken, minus one; -1 for a new run.
 
     Raises:
         ValueError: ``max_iter`` is below 1 or above ``upper_bound``, or ``infimum_lr`` is negative or not below
@@ -62,7 +63,7 @@ class HyperbolicLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
-        """Learning rate of each group after ``last_epoch`` steps, in closed form."""
+        """The learning rate of each group after ``last_epoch`` steps, in closed form."""
         change = self._hyperbola(min(self.last_epoch, self.max_iter)) - self._hyperbola(0)
         return [self._rate(base, change) for base in self.base_lrs]
 
@@ -75,18 +76,18 @@ class HyperbolicLR(LRScheduler):
 
 
 class ExpHyperbolicLR(HyperbolicLR):
-    """As `HyperbolicLR`, but it is the logarithm of the learning rate that follows the hyperbola.
+    """Like `HyperbolicLR`, but the logarithm of the learning rate follows the hyperbola.
 
     The learning rate after x steps is lr₀ · (lr₀ / infimum_lr) ^ (f(x) - f(0)).
 
     Source: Kim, "HyperbolicLR: Epoch insensitive learning rate scheduler", arXiv:2407.15200.
 
     Args:
-        optimizer: See `HyperbolicLR`, as for the others.
-        upper_bound: U, the longest run that is to be compared.
-        max_iter: N, steps of the scheduler in this run.
+        optimizer: See `HyperbolicLR`, also for the other arguments.
+        upper_bound: U, the length of the longest run to compare.
+        max_iter: N, the number of scheduler steps in this run.
         infimum_lr: The lowest learning rate, above 0.
-        last_epoch: Steps taken already, less one; -1 begins.
+        last_epoch: The number of steps already taken, minus one; -1 for a new run.
 
     Raises:
         ValueError: As for `HyperbolicLR`, or ``infimum_lr`` is 0.
@@ -96,28 +97,27 @@ class ExpHyperbolicLR(HyperbolicLR):
         scheduler = ExpHyperbolicLR(optimizer, upper_bound=250, max_iter=50, infimum_lr=1e-5)
     """
 
-    _may_reach_zero = False  # it has no logarithm
+    _may_reach_zero = False  # 0 has no logarithm
 
     def _rate(self, base: float | Tensor, change: float) -> float | Tensor:
         return base * (base / self.infimum_lr) ** change
 
 
 class Warmup(LRScheduler):
-    """Linear warm-up in front of any other scheduler, ReduceLROnPlateau included.
+    """Linear warm-up before any other scheduler, also before ReduceLROnPlateau.
 
-    The learning rates of all groups rise from ``start_factor`` times those with which ``main`` begins to these
-    themselves, which are reached by step number ``steps``. From then on each step is ``main``'s, which notices
-    nothing of the steps before. Where torch's ``SequentialLR([LinearLR, main])`` can do this, the result is the
-    same.
+    The learning rates of all groups rise from ``start_factor`` times the rates with which ``main`` begins to these
+    rates, which step number ``steps`` reaches. After that, each step is a step of ``main``, which does not see the
+    steps before. If torch's ``SequentialLR([LinearLR, main])`` supports ``main``, the result is the same.
 
-    A Trainer hands a ReduceLROnPlateau its metric once an epoch has been validated: use it, and the warm-up before
-    it, with ``scheduler_interval="epoch"``.
+    A Trainer passes a ReduceLROnPlateau its metric after the validation of an epoch: use it, and the warm-up
+    before it, with ``scheduler_interval="epoch"``.
 
     Args:
         optimizer: The optimizer of ``main``.
         main: The scheduler to warm up for; not stepped yet.
-        steps: Calls of `step` that the warm-up takes, at least 1: epochs or optimizer steps, as it is stepped.
-        start_factor: Where the warm-up begins, as a part of the learning rate, in [0, 1].
+        steps: Number of scheduler steps that the warm-up takes (epochs or optimizer steps), at least 1.
+        start_factor: The fraction of the learning rate at which the warm-up begins, in [0, 1].
 
     Attributes:
         main: The scheduler that follows the warm-up.
@@ -143,10 +143,10 @@ class Warmup(LRScheduler):
             raise ValueError(f"start_factor is {start_factor}: give a part of the learning rate, in [0, 1]")
         if main.optimizer is not optimizer:
             raise ValueError("main belongs to another optimizer: build it over the one that is given here")
-        taken = getattr(main, "last_epoch", 0)  # a ChainedScheduler does not count
+        taken = getattr(main, "last_epoch", 0)  # a ChainedScheduler does not count its steps
         if taken > 0:
             raise ValueError(f"main has taken {taken} steps: give a new scheduler")
-        # The base class would take its first step here, from learning rates that main may have changed.
+        # No super().__init__: it would take a first step from learning rates that main may have changed.
         self.optimizer = optimizer
         self.main = main
         self.steps = steps
@@ -157,11 +157,11 @@ class Warmup(LRScheduler):
 
     @property
     def is_warming(self) -> bool:
-        """Whether the next step is one of the warm-up, which follows no metric."""
+        """Whether the next step belongs to the warm-up, which needs no metric."""
         return self.last_epoch < self.steps
 
     def step(self, metrics: float | None = None) -> None:
-        """Take one step of the warm-up, or after it one of ``main``.
+        """Take a step of the warm-up or, after it, a step of ``main``.
 
         Args:
             metrics: The metric that a ReduceLROnPlateau follows; unused by other schedulers and the warm-up.
@@ -182,17 +182,17 @@ class Warmup(LRScheduler):
         self._last_lr = _rates(self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Own progress, and the state of ``main``."""
+        """This scheduler's progress, and the state of ``main``."""
         own = {key: value for key, value in vars(self).items() if key not in {"optimizer", "main"}}
         return {**own, "main": self.main.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the saved scheduler."""
         vars(self).update({key: value for key, value in state_dict.items() if key != "main"})
-        self.main.load_state_dict(dict(state_dict["main"]))  # CyclicLR takes keys out of it
+        self.main.load_state_dict(dict(state_dict["main"]))  # a copy, as CyclicLR removes keys
 
     def _warm_up(self) -> None:
-        # Written so that the last factor is 1 to the bit.
+        # Written so that the last factor is exactly 1.
         factor = 1 - (1 - self.start_factor) * (1 - self.last_epoch / self.steps)
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             set_rate(group, base * factor)
@@ -200,15 +200,15 @@ class Warmup(LRScheduler):
 
 
 def needs_metric(scheduler: Any) -> bool:
-    """Whether a scheduler's step takes the metric that it follows."""
+    """Whether a scheduler's step takes the metric that it follows: ReduceLROnPlateau, also inside `Warmup`."""
     return isinstance(getattr(scheduler, "main", scheduler), ReduceLROnPlateau)
 
 
 def check_interval(scheduler: Any, interval: str) -> None:
-    """Refuse an interval that is none, or that steps a ReduceLROnPlateau between the validations it follows.
+    """Refuse an unknown interval, or one that a ReduceLROnPlateau can't have.
 
     Raises:
-        ValueError: It is neither "epoch" nor "step", or a ReduceLROnPlateau would go with the optimizer's step.
+        ValueError: It is neither "epoch" nor "step", or a ReduceLROnPlateau would step after each optimizer step.
     """
     if interval not in ("epoch", "step"):
         raise ValueError(f"scheduler_interval is {interval!r}: give 'epoch' or 'step'")
@@ -220,7 +220,7 @@ def check_interval(scheduler: Any, interval: str) -> None:
 
 
 def set_rate(group: dict[str, Any], rate: float | Tensor, name: str = "lr") -> None:
-    """Set a learning rate of a parameter group; a tensor (``capturable``) keeps its place in memory."""
+    """Set a learning rate of a parameter group; one that is a tensor (``capturable``) is filled in place."""
     if isinstance(group[name], Tensor):
         group[name].fill_(rate)
     else:
@@ -228,16 +228,16 @@ def set_rate(group: dict[str, Any], rate: float | Tensor, name: str = "lr") -> N
 
 
 def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
-    """Multiply the learning rates of all groups, for now and for all that the scheduler makes of them later.
+    """Multiply the learning rates of all groups, the present ones and those that the scheduler computes later.
 
-    Some schedulers compute the next learning rate from the one before, others from the first, which they keep
-    themselves, in the groups, or in the schedulers that they are made of: each of these is multiplied. Limits in
-    absolute numbers (``eta_min``, ReduceLROnPlateau's ``min_lr``) stay.
+    Some schedulers compute the next learning rate from the previous one; others from the first one, which they
+    keep in themselves, in the groups, or in the schedulers inside them. All of these are multiplied. Absolute
+    limits (``eta_min``, ReduceLROnPlateau's ``min_lr``) are not.
 
     Args:
-        optimizer: Its groups.
-        scheduler: The scheduler over them, or None.
-        factor: What to multiply with.
+        optimizer: The optimizer with these groups.
+        scheduler: Its scheduler, or None.
+        factor: The factor.
     """
     for group in optimizer.param_groups:
         for name in GROUP_RATES:
@@ -250,7 +250,7 @@ def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
 
 
 def _nested(scheduler: Any) -> Iterator[Any]:
-    """A scheduler and those inside it: SequentialLR and ChainedScheduler of torch, and Warmup."""
+    """A scheduler and all schedulers inside it (of SequentialLR, ChainedScheduler or Warmup)."""
     if scheduler is None:
         return
     yield scheduler
@@ -259,7 +259,7 @@ def _nested(scheduler: Any) -> Iterator[Any]:
 
 
 def _rates(optimizer: Optimizer) -> list[float | Tensor]:
-    """The groups' learning rates; copies where they are tensors."""
+    """The groups' learning rates; tensors are copied."""
     rates = (group["lr"] for group in optimizer.param_groups)
     return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
 

@@ -1,4 +1,4 @@
-"""A model at a glance: its modules with the shapes of their outputs and their parameters."""
+"""Summarises a model: its modules with the shapes of their outputs and their numbers of parameters."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ModuleRow:
     """One module of a model.
 
     Attributes:
-        name: As ``named_modules`` has it; empty for the model itself.
-        kind: Its class.
-        shapes: Of the tensors in its first output; empty where it was not called.
-        parameters: Numbers in it and below it, each shared parameter once.
-        trainable: Those that require gradients.
+        name: The name in ``named_modules``; empty for the model itself.
+        kind: The name of its class.
+        shapes: The shapes of the tensors that its first call returned; empty if it was not called.
+        parameters: The number of values in the parameters of it and its submodules; a shared one counts once.
+        trainable: The number of those that require gradients.
     """
 
     name: str
@@ -43,13 +43,13 @@ class ModuleRow:
 
     @property
     def depth(self) -> int:
-        """How deep it lies; 0 for the model itself."""
+        """The number of modules around it; 0 for the model itself."""
         return self.name.count(".") + bool(self.name)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The modules of a model, outer ones before those inside them; as text it is a table."""
+    """The modules of a model, each before those inside it; ``str`` makes a table of them."""
 
     rows: tuple[ModuleRow, ...]
 
@@ -107,7 +107,7 @@ def _modules(model: nn.Module, depth: int) -> Iterator[tuple[str, nn.Module]]:
 
 @contextmanager
 def _watched(model: nn.Module, depth: int, shapes: dict[str, tuple[tuple[int, ...], ...]]) -> Iterator[None]:
-    """Take the shapes of what each module returns first, inside the block."""
+    """Inside the block, note the shapes of what each module returns at its first call."""
 
     def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:  # noqa: ARG001 - torch's signature

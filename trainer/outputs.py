@@ -1,4 +1,4 @@
-"""Outputs of a whole data set: joined in memory, or written to a file batch by batch."""
+"""Collects the outputs of a whole data set: joined in memory, or written to a file batch by batch."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from trainer.files import aside_of, replacing
 
 
 class Outputs(Protocol):
-    """Takes the outputs of one batch after the other."""
+    """Takes the outputs of one batch after another."""
 
     def add(self, outputs: Any) -> None:
-        """Take those of the next batch."""
+        """Take the outputs of the next batch."""
         ...
 
     def joined(self) -> Any:
-        """Those of all batches, where they are kept."""
+        """The outputs of all batches, if they are kept."""
         ...
 
 
 class KeptOutputs:
-    """Outputs on the CPU: a tensor, or tuples, lists and mappings of tensors, whose first dimension is samples."""
+    """Keeps outputs on the CPU: a tensor, or tuples, lists and mappings of tensors, of shape [samples, …]."""
 
     def __init__(self) -> None:
         self._collected = Collected(Tensor.cpu)
 
     def add(self, outputs: Any) -> None:
-        """Keep those of the next batch.
+        """Keep the outputs of the next batch.
 
         Raises:
-            TypeError: There is no tensor in them.
+            TypeError: The outputs hold no tensor.
         """
         if next(tensors_in(outputs), None) is None:
             raise TypeError(
@@ -48,19 +48,19 @@ class KeptOutputs:
         self._collected.add(outputs)
 
     def joined(self) -> Any:
-        """Those of all batches, joined along the first dimension.
+        """The outputs of all batches, joined along the first dimension.
 
         Raises:
-            ValueError: They differ in more than that.
+            ValueError: The batches differ in another dimension.
         """
         return self._collected.joined("predict")
 
 
 class CsvOutputs:
-    """A row for each sample, as they come: nothing is kept.
+    """Writes a row for each sample at once; keeps nothing.
 
     Args:
-        rows: Writes a row.
+        rows: The CSV writer.
     """
 
     def __init__(self, rows: Any) -> None:
@@ -71,7 +71,7 @@ class CsvOutputs:
         """Write the rows of the next batch.
 
         Raises:
-            TypeError: They are no single tensor of numbers, or of another width than those before.
+            TypeError: The outputs are no single tensor of real numbers, or have another width than those before.
         """
         if not isinstance(outputs, Tensor) or outputs.is_complex() or not outputs.dim():
             raise TypeError(
@@ -95,14 +95,15 @@ class CsvOutputs:
 
 @contextmanager
 def collecting(path: Path | str | None) -> Iterator[Outputs]:
-    """What takes the outputs; a file is in its place, whole, when the block ends.
+    """An object that takes the outputs; a file is written atomically at the end of the block.
 
     Args:
-        path: None: they are kept. ``….pt``: written as `torch.load` reads them. ``….csv``: a row for each sample.
+        path: None to keep the outputs in memory; a ``.pt`` file for `torch.load`; or a ``.csv`` file with a row
+            for each sample.
 
     Raises:
-        ValueError: The file has another ending.
-        OSError: It can't be written.
+        ValueError: The file has another suffix.
+        OSError: The file can't be written.
     """
     if path is None:
         yield KeptOutputs()

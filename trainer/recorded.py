@@ -1,4 +1,4 @@
-"""What a run records: real numbers by name, checked where they enter."""
+"""Metrics: the numbers that a run records, by name, each checked when it is added."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class MetricError(TypeError):
-    """A value that a run is to record is no real number.
+    """A recorded value is no real number.
 
     Args:
-        message: Which metric, what it is and what to give.
-        source: Name of the callback that recorded it; empty where no callback did.
+        message: The name of the metric, what the value is, and what to record instead.
+        source: The name of the callback that recorded it; empty if no callback did.
     """
 
     def __init__(self, message: str, source: str = "") -> None:
@@ -39,11 +39,11 @@ def number(name: str, value: Any) -> float:
     """The value of a metric as a float, finite or not.
 
     Args:
-        name: Name of the metric, for the error.
-        value: A real number of Python or NumPy (bool and int too), or a real tensor or array without dimensions.
+        name: The name of the metric, for the error.
+        value: A real number of Python or NumPy (also a bool or int), or a real tensor or array without dimensions.
 
     Raises:
-        MetricError: It is anything else, or an integer too large for a float.
+        MetricError: The value is anything else, or an integer too large for a float.
     """
     if type(value) is float:
         return value
@@ -61,14 +61,14 @@ def number(name: str, value: Any) -> float:
 
 
 def names_in(names: Any) -> tuple[str, ...]:
-    """Names of metrics as code declares them; a text, as in ``("kl")`` without its comma, is one name."""
+    """Names of metrics as code declares them; a string, such as ``("kl")`` without its comma, is one name."""
     if isinstance(names, str):
         return (names,)
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, Collection) else ()
 
 
 class Metrics(dict[str, float]):
-    """Metrics by name; what is put in becomes a float.
+    """Metrics by name; each value that is set becomes a float.
 
     Raises:
         MetricError: A value is no real number.
@@ -88,7 +88,7 @@ class Metrics(dict[str, float]):
         return self[name]
 
     def update(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), **named: Any) -> None:  # type: ignore[override]
-        """See dict; with a value that is refused, nothing is put in."""
+        """See dict; if a value is refused, nothing is changed."""
         checked = {name: number(name, value) for name, value in dict(values, **named).items()}
         super().update(checked)
 

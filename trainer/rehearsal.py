@@ -1,4 +1,4 @@
-"""Rehearsal: one step of training, one batch of all else, and then the trainer as it was."""
+"""Rehearsal: trains one step and evaluates one batch of each data set, then restores the trainer."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def rehearse(trainer: Trainer, train: Any, val: Any = None, test: Any = None) ->
     refuse_lazy(trainer.model, "rehearse")
     before = trainer.plan, trainer.batching, trainer.callbacks
     left_out = {id(item) for item in before[2].callbacks if item.saves or item.rank_zero_only}
-    left_out |= set(map(id, global_callbacks()))  # which every runner has
+    left_out |= set(map(id, global_callbacks()))  # each runner has these anyway
     kept = [item for item in before[2].callbacks if id(item) not in left_out]
     runner = CallbackRunner(core=[*kept, _OneStep()])
-    # Those that are left out keep their state as it is.
+    # Without the callbacks that are left out: they keep their state.
     saved = snapshot({**trainer.state_dict(), "callbacks": runner.state_dict()})
     trainer.plan = replace(trainer.plan, max_epochs=1, max_steps=1)
     trainer.batching = replace(trainer.batching, limit_val_batches=1, limit_test_batches=1)
@@ -72,7 +72,7 @@ def _own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 @contextmanager
 def _kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Put all buffers back, as those that are not persistent are in no state of the model."""
+    """Restore all buffers at the end of the block, as the model's state lacks those that are not persistent."""
     kept = [(module, *each) for module in model.modules() for each in _own_buffers(module)]
     try:
         yield
@@ -89,10 +89,10 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
 class _OneStep(Callback):
     """Ends the epoch, and with it the pass, after the batches of one step.
 
-    A limit on the data would do so too, but callbacks that need more batches, or change their size, refuse one.
+    Not done by a limit on the data, as callbacks that need more batches, or change the batch size, refuse a limit.
     """
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Count the batches, since a callback may skip the step."""
+        """Count batches rather than steps, as a callback may skip the step."""
         if trainer.state.batch_index >= trainer.state.batches_per_step:
             trainer.state.stop_epoch()

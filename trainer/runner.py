@@ -1,4 +1,4 @@
-"""CallbackRunner: orders callbacks, refuses wrong ones, and keeps a tuple of hooks for each event."""
+"""CallbackRunner: orders and checks callbacks, and keeps a tuple of hooks for each event."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 #: The events in which a callback that ``saves`` may write a checkpoint.
 SAVED_IN = ("on_train_batch_end", "on_epoch_end")
 
-#: What a callback has that does not listen to an event.
+#: The base class's method of each event, by which to see that a callback does not listen.
 _DEFAULTS = tuple((event, getattr(Callback, event)) for event in EVENTS)
 
 Hook = Callable[..., Any]
@@ -56,7 +56,7 @@ class CallbackRunner:
         self._user: list[Callback]
         if isinstance(callbacks, CallbackRunner):
             self._core += callbacks._core  # noqa: SLF001 - of the same class
-            self._user = callbacks._user  # noqa: SLF001 - one list: what is added to either is in both
+            self._user = callbacks._user  # noqa: SLF001 - the same list, so additions to one runner are in both
         else:
             self._user = list(callbacks)
         self._hooks: dict[str, tuple[Hook, ...]] = {}
@@ -167,7 +167,7 @@ class CallbackRunner:
 
 
 def fire_isolated(errors: list[BaseException], hooks: Iterable[Hook], trainer: TrainerView, *args: Any) -> None:
-    """Call every hook even if one fails; the errors are appended in order."""
+    """Call every hook, even if one fails; append the errors in order."""
     for hook in hooks:
         try:
             if (returned := hook(trainer, *args)) is not None:
@@ -177,7 +177,7 @@ def fire_isolated(errors: list[BaseException], hooks: Iterable[Hook], trainer: T
 
 
 def attempt(errors: list[BaseException], action: Callable[..., None], *args: Any) -> None:
-    """Do something; an error of it is appended."""
+    """Call ``action``; append its error, if it raises one."""
     try:
         action(*args)
     except BaseException as error:  # noqa: BLE001 - the caller raises the first of them
@@ -185,10 +185,10 @@ def attempt(errors: list[BaseException], action: Callable[..., None], *args: Any
 
 
 def raise_first(errors: list[BaseException]) -> None:
-    """Raise the first of a run's errors, type unchanged, if there are any; the others are logged.
+    """Raise the first of a run's errors, type unchanged, if there is one, and log the others.
 
-    The list is empty then. An error holds the variables of the functions that it came through, a batch's
-    activations among them: one of these that held the error in turn would keep all until garbage is collected.
+    Empties the list: an error's traceback keeps the variables of all functions on its way, such as a batch's
+    activations. A list among them that still had the error would keep all of it until the next garbage collection.
     """
     try:
         for number in range(1, len(errors)):
@@ -200,7 +200,7 @@ def raise_first(errors: list[BaseException]) -> None:
 
 
 def hooks_of(callback: Callback) -> dict[str, Hook]:
-    """What a callback wants called in this process, by event."""
+    """The hooks of a callback in this process, by event."""
     if callback.rank_zero_only and rank():
         return {}
     if isinstance(callback, FunctionCallback):
@@ -214,7 +214,7 @@ def hooks_of(callback: Callback) -> dict[str, Hook]:
 
 
 def hook_of(callback: Callback, event: str) -> Hook | None:
-    """What a callback wants called at an event in this process, or None."""
+    """The hook of a callback for an event in this process, or None."""
     return hooks_of(callback).get(event)
 
 
@@ -246,15 +246,15 @@ def _check_methods(callbacks: Iterable[Callback]) -> None:
 
 
 def _check_arguments(event: str, hook: Hook, *, bound: bool) -> None:
-    """Refuse a hook that can't be called with the arguments of its event, before that is due."""
+    """Refuse a hook that can't be called with the arguments of its event, before the event fires."""
     arguments = getattr(Callback, event).__code__.co_varnames[bound:]
     code = hook.__code__ if inspect.isfunction(hook) else None
     if code is not None and code.co_argcount == len(arguments) and not code.co_kwonlyargcount:
-        return  # as it should be: nothing more is looked at
+        return  # the usual case, without the slower check
     try:
         inspect.signature(hook).bind(*arguments)
     except ValueError:
-        return  # one written in C may have no signature
+        return  # a C function may have no signature
     except TypeError as error:
         name = getattr(hook, "__qualname__", repr(hook))
         raise TypeError(
@@ -289,14 +289,14 @@ def _check_order(callbacks: tuple[Callback, ...]) -> None:
 
 
 def _moment(callback: Callback, event: str, position: int) -> tuple[int, int, int]:
-    """Something that sorts as time does: the log events fire inside ``on_epoch_end``, for any listener."""
+    """A key that sorts by time; the log events fire inside ``on_epoch_end``, whatever the listener's priority."""
     if event in LOG_EVENTS:
         return EVENT_ORDER["on_epoch_end"], LOG_PRIORITY, EVENT_ORDER[event]
     return EVENT_ORDER[event], callback.priority, position
 
 
 def _check_saved_last(callbacks: tuple[Callback, ...]) -> None:
-    """A change of state after the checkpoint was written would be missing from it."""
+    """Refuse a callback that may change its state after a checkpoint was written, which would then lack it."""
     for event in SAVED_IN:
         saver = next((item for item in callbacks if item.saves and hook_of(item, event)), None)
         if saver is None:
@@ -323,5 +323,5 @@ def _writers(callbacks: tuple[Callback, ...], reader: Callback) -> Iterator[tupl
 
 
 def _is_written(read: str, write: str) -> bool:
-    # To compile a pattern takes longer than all else here, and most names are none.
+    # Compiling a pattern takes longer than everything else here, and most names are no patterns.
     return read in (write, "*") or (any(sign in write for sign in "*?[") and fnmatchcase(read, write))

@@ -1,4 +1,4 @@
-"""The typed progress of a run: what is checkpointed, what callbacks talk through."""
+"""TrainState: the progress of a run, which checkpoints store and through which callbacks talk to the Trainer."""
 
 import difflib
 import math
@@ -20,7 +20,7 @@ EARLY_STOPPED = "early_stopping"
 ERROR = "error"
 INTERRUPTED = "interrupted"
 PAUSED = "paused"
-#: Of a run that only tries a few batches out.
+#: The stop reason of a run that only tries a few batches.
 PREFLIGHT = "preflight"
 PRUNED = "pruned"
 
@@ -31,11 +31,11 @@ OPTIMIZER_STEP = "optimizer_step"
 SCHEDULER_STEP = "scheduler_step"
 VALIDATION = "validation"
 ZERO_GRAD = "zero_grad"
-#: Reasons to end a run that can be continued from its checkpoint as if it had not been asked to end.
+#: Stop reasons of a run that can resume from its checkpoint as if it had not been stopped.
 CONTINUED: Final = frozenset({INTERRUPTED, PAUSED})
-#: What a hook may ask to leave out.
+#: Actions that a hook may skip.
 SKIPPABLE: Final = frozenset({BACKWARD, BATCH, EPOCH, OPTIMIZER_STEP, SCHEDULER_STEP, VALIDATION, ZERO_GRAD})
-#: Fields of the state that a checkpoint has as they are.
+#: Fields of the state that a checkpoint stores unchanged.
 _SAVED_AS_IT_IS: Final = (
     "epoch",
     "step",
@@ -310,11 +310,11 @@ class TrainState:
         return f"{prefix}_loss" in measured and name not in measured  # without a loss nothing was measured yet
 
     def _own_prefix(self, name: str) -> str | None:
-        """What a name begins with, of numbers that are measured at times of their own."""
+        """The prefix in ``own_times`` with which a metric's name begins; None if there is none."""
         return next((prefix for prefix in self.own_times if name.startswith(f"{prefix}_")), None)
 
     def _measured_beside(self, name: str) -> dict[str, None]:
-        """Names of what any epoch has recorded with a metric that has times of its own."""
+        """The names, in any epoch, of the metrics with the same prefix in ``own_times`` as ``name``."""
         prefix = self._own_prefix(name)
         if prefix is None:
             return {}
@@ -331,15 +331,15 @@ class TrainState:
             "history": [dict(metrics) for metrics in self.history],
             "user_state": self.user_state,
             "epoch_stopped": self.epoch_stopped and self.batch_index > 0,
-            # Of the skips only this one outlives its batch.
+            # Only this skip outlives its batch.
             "skip_validation": VALIDATION in self.skips,
-            # Inside an epoch no request to stop has been met yet.
+            # Inside an epoch, no request to stop has taken effect yet.
             "stop_reason": None if self.batch_index or self.stop_reason in CONTINUED else self.stop_reason,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load saved progress; ``max_epochs`` keeps the value of this run."""
-        # Up to version 7 checkpoints had no sizes: a callback had to set what held.
+        # Checkpoints up to version 7 have no batch sizes.
         saved = {"batch_size": None, "pass_batch_size": 0, **state}
         for name in _SAVED_AS_IT_IS:
             setattr(self, name, saved[name])
@@ -353,11 +353,11 @@ class TrainState:
 
 
 def prevailing(reasons: Iterable[str | None], *, cut: bool) -> str | None:
-    """The reason for which a run ends, of several in the order in which they were given.
+    """The stop reason that counts, of several in the order in which they were given; see `TrainState.stop`.
 
     Args:
-        reasons: None stands for none.
-        cut: Whether the run ends inside an epoch, so that one that was interrupted there is still to be continued.
+        reasons: The reasons; None entries are ignored.
+        cut: Whether the run ends inside an epoch; then an interrupted run must stay one that resumes.
     """
 
     def place(reason: str) -> int:
@@ -369,7 +369,7 @@ def prevailing(reasons: Iterable[str | None], *, cut: bool) -> str | None:
 
 
 def recorded_instead(name: str, recorded: Iterable[str]) -> str:
-    """What an error says where nothing records a metric: what is recorded, and what to do."""
+    """The part of an error text about a metric that nothing records: which ones are recorded, and what to do."""
     names = tuple(recorded)
     validates = any(each.startswith("val_") for each in names)
     fix = "" if validates or not name.startswith("val_") else ": give fit validation data, or name one of these"
@@ -388,9 +388,9 @@ def best_epoch(history: Sequence[Mapping[str, float]], metric: str, mode: Mode, 
 
     Args:
         history: The metrics of each epoch.
-        metric: Which of them.
-        mode: Whether less or more is better.
-        after: Epochs at the beginning that do not count: those that a fork has from its parent.
+        metric: The name of the metric.
+        mode: Whether lower or higher values are better.
+        after: How many epochs at the beginning do not count: those that a fork has from its parent.
     """
     found: int | None = None
     best = math.inf if mode == "min" else -math.inf

@@ -1,4 +1,4 @@
-"""StepLog: the file of what single optimizer steps recorded, from which trackers are sent what they lack."""
+"""StepLog: the file with the metrics of single optimizer steps, from which trackers get steps that they lack."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class StepRecord:
-    """The numbers of one optimizer step.
+    """The metrics of one optimizer step.
 
     Attributes:
         step: Its number, from 1.
-        epoch: The epoch that it belongs to, from 1.
+        epoch: Its epoch, from 1.
         values: Metrics by name; hooks of ``on_log_steps`` may add to them.
     """
 
@@ -31,7 +31,7 @@ class StepRecord:
     values: dict[str, float] = field(default_factory=dict)
 
     def flat(self, prefix: str = "") -> dict[str, float]:
-        """``step``, ``epoch`` and the metrics, whose names get the prefix.
+        """One mapping of ``step``, ``epoch`` and the metrics, whose names get the prefix.
 
         Raises:
             ValueError: A metric is called ``step`` or ``epoch``.
@@ -48,18 +48,18 @@ class StepRecord:
 
 
 class StepLog:
-    """One line per recorded step, in CSV or JSON Lines by the suffix of the file.
+    """A file with one line per recorded step, in CSV or JSON Lines by its suffix.
 
-    It is cut back to where a run resumes, so that it never holds a step twice nor one that the run has forgotten.
-    While the disk refuses, the records wait in memory, with one warning.
+    It is cut back to the step from which a run resumes, so that it never has a step twice, nor one that the run
+    has lost. While the file can't be written, the records wait in memory, with one warning.
 
     Args:
         path: The file, ``….csv`` or ``….jsonl``; its folder is made if needed.
         earlier: The same file of each earlier attempt at this run.
 
     Attributes:
-        epoch_ends: By the number of an epoch, the last step of it.
-        unwritten: The records that wait.
+        epoch_ends: The last step of each epoch, by the epoch's number.
+        unwritten: The records that wait to be written.
     """
 
     def __init__(self, path: Path, earlier: Iterable[Path] = ()) -> None:
@@ -73,14 +73,16 @@ class StepLog:
         self._refused = False
 
     def __iter__(self) -> Iterator[StepRecord]:
-        """What the file holds, in order; what waits is not in it."""
+        """The records in the file, in order; without those that wait."""
         return _read(self.path)
 
     def cut(self, last: int) -> int:
-        """Begin with the steps up to ``last`` that this file, or one of an earlier attempt, holds.
+        """Start the file with the steps up to ``last`` from this file or one of an earlier attempt.
+
+        The file that reaches furthest is used.
 
         Returns:
-            The last step that is there; 0 for none.
+            The last step in the file; 0 if it has none.
 
         Raises:
             OSError: The file can't be written.
@@ -94,14 +96,14 @@ class StepLog:
         return reached
 
     def append(self, records: Sequence[StepRecord]) -> None:
-        """Write the records, and those that wait before them."""
+        """Write the waiting records and then these; on an OSError all wait for the next call."""
         self.unwritten += records
         try:
             columns = self._needed_columns()
             if not self.path.exists():
                 self._rewrite([], columns)
             elif columns != self._columns:
-                os.truncate(self.path, self._size)  # what a write that failed has left is among those that wait
+                os.truncate(self.path, self._size)  # cut what a failed write left; these records still wait
                 self._rewrite(_read(self.path), columns)
             self._add()
         except OSError as error:
@@ -119,7 +121,7 @@ class StepLog:
         )
 
     def _add(self) -> None:
-        # Not mode "a": what a write that failed has left of a line is overwritten.
+        # Not mode "a": a part of a line that a failed write left must be overwritten.
         with self.path.open("r+", encoding="utf-8", newline="") as file:
             file.seek(self._size)
             file.truncate()
@@ -143,7 +145,7 @@ class StepLog:
 
 
 def _read(path: Path) -> Iterator[StepRecord]:
-    """The records of a file; none where there is no file."""
+    """The records of a file; none if it does not exist."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", newline="") as file:
@@ -156,12 +158,12 @@ def _read(path: Path) -> Iterator[StepRecord]:
 
 
 def _whole_lines(file: TextIO) -> Iterator[str]:
-    """The lines but for one that a killed process has left unfinished."""
+    """The lines without one that a killed process left unfinished."""
     return (line for line in file if line.endswith("\n"))
 
 
 def _last_step(path: Path, limit: int) -> int:
-    """The last step up to ``limit`` in a file; 0 for none."""
+    """The last step up to ``limit`` in a file; 0 if there is none."""
     return max((record.step for record in _read(path) if record.step <= limit), default=0) if limit else 0
 
 

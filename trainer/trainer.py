@@ -1,4 +1,4 @@
-"""Trainer: the loop. It fires events, keeps the state, and leaves everything else to callbacks."""
+"""Trainer: the training loop. It fires events, keeps the state, and leaves everything else to callbacks."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ class Trainer:
         self._ready(training=False)
         self._stream: TrainStream | None = None
         self.running = False
-        self._ended_for: str | None = None  # why the run had ended whose end has failed
-        # RNG state where a run was stopped inside an epoch, restored when that epoch resumes.
+        self._ended_for: str | None = None  # the stop reason of a run whose last events then failed
+        # States of the generators where a run stopped inside an epoch; restored when the epoch resumes.
         self.epoch_rng: dict[str, Any] | None = None
         self.epoch_shares: Sequence[Any] = ()
 
@@ -279,7 +279,7 @@ class Trainer:
         attempt(errors, self._train, stream)
         for close in (stream.close, self.evaluation.close):
             attempt(errors, close)
-        if not self.state.data_batch:  # else the next fit continues its pass
+        if not self.state.data_batch:  # else the next fit continues the pass
             self._stream = None
         raise_first(errors)
 
@@ -288,14 +288,14 @@ class Trainer:
             self._guarded(lambda: self._run_epochs(stream), training=True)
 
     def _load(self, ckpt: str | Path) -> None:
-        """Resume from a checkpoint; a function of its own, so that its tensors are free before training."""
-        device = self.device if self.group.size == 1 else torch.device("cpu")  # it is sent to the others
+        """Resume from a checkpoint; a separate function, so that its tensors are freed before training."""
+        device = self.device if self.group.size == 1 else torch.device("cpu")  # it is sent to the other processes
         found = self.group.from_first(lambda: find_start(ckpt, self.callbacks.callbacks, device))
         if found is not None:
             self.load_state_dict(found)
 
     def _guarded(self, work: Callable[[], None], *, training: bool) -> None:
-        """Run ``work`` after setup; on_fit_end and teardown always follow; errors keep their type."""
+        """Run ``work`` after ``setup``; ``on_fit_end`` (of a fit) and ``teardown`` always follow."""
         errors: list[BaseException] = []
         try:
             attempt(errors, self._work, work, training)
@@ -314,7 +314,7 @@ class Trainer:
             self.plan.lay_out(self.state, self._stream.length)
             enter_training(self.model)
             self.fire("on_fit_start")
-        self._ready(training=training)  # with what a hook may have put in a part's place
+        self._ready(training=training)  # a hook may have replaced model, optimizer or scheduler
         if training:
             begin_training(self.model)
         work()
@@ -323,17 +323,17 @@ class Trainer:
         if errors:
             self._note_failure(errors[0])
             self.state.forget_batch_skips()
-            # What asks the device fails too, where that is lost.
+            # If the device is lost, these may fail too.
             attempt(errors, self._keep_generators)
             attempt(errors, self.precision.forget_step)
             fire_isolated(errors, self._hooks["on_exception"], self, errors[0])
         fire_isolated(errors, self._hooks["on_fit_end"], self)
         attempt(errors, self.group.leave, *((errors[0], self._reason_after(errors[0])) if errors else ()))
-        if errors and not self.state.failed:  # what comes in `teardown` is to know that a fit has to follow
+        if errors and not self.state.failed:  # `teardown` hooks must see that the fit is not complete
             reason = self.state.stop_reason
             self._ended_for = None if reason in CONTINUED else reason
             self._note_failure(errors[0])
-        # Else their memory would be missing to what the process does next, as to another try after it ran out.
+        # Free their memory for what the process does next, such as another try after it ran out of memory.
         self.state.batch = self.state.outputs = self.state.loss = None
         self.state.scalars = {}
 
@@ -366,7 +366,7 @@ class Trainer:
             undeclared.check()
 
     def _next_epoch(self, stream: TrainStream) -> bool:
-        """Bring everything to the next batch; whether there is one, or an epoch to be ended, for this run."""
+        """Prepare the next epoch, or the rest of a resumed one; returns whether there is one."""
         inside = self.state.batch_index > 0
         if self.state.stop_reason is not None or (self.finished and not inside):
             return False
@@ -383,7 +383,7 @@ class Trainer:
             state.epoch_stopped = False
             self.recorder.reset()
             self.fire("on_train_epoch_start")
-            if state.stop_now:  # a run that resumes begins this epoch anew
+            if state.stop_now:  # a resumed run starts this epoch again
                 return
             if EPOCH in state.skips:
                 stream.skip_pass(self.plan)
@@ -393,9 +393,9 @@ class Trainer:
             self.plan.lay_out(state, stream.length)  # the batch size may have changed
 
     def _train_pass(self, stream: TrainStream) -> bool:
-        """Train to the end of the pass or of the epoch; whether the epoch is over."""
+        """Train to the end of the pass or of the epoch; returns whether the epoch has ended."""
         state, plan, train = self.state, self.plan, self.compute.train
-        # A run that ended right at an epoch's last batch, or after it, resumes after it.
+        # A run that stopped at or after the last batch of an epoch resumes after that batch.
         passed = not state.data_batch and (plan.validate_every is None or self.finished)
         if not (state.batch_index and (passed or plan.ends_epoch(state))):
             for batch in stream.rest_of_pass():
@@ -417,7 +417,7 @@ class Trainer:
         state.epoch += 1
         state.batch_index = 0
         self.recorder.reset()
-        # The same object: what callbacks add to the metrics is in the history that the checkpoint holds.
+        # The same object, so that metrics which callbacks add are in the history and in checkpoints.
         state.history.append(metrics)
         state.metrics = metrics
         try:
@@ -425,15 +425,15 @@ class Trainer:
             state.skips.clear()
             self.fire("on_epoch_end")
         finally:
-            state.skips.clear()  # what is left was asked for too late to skip anything
+            state.skips.clear()  # the rest came too late to skip anything
 
     def _settle(self) -> None:
-        """Take over a model, optimizer or scheduler that a hook has replaced since the last look."""
+        """Take over a model, optimizer or scheduler that a hook has replaced since the last `_ready`."""
         if self._parts.differ(self.model, self.optimizer, self.scheduler):
             self._ready(training=True)
 
     def _ready(self, *, training: bool) -> None:
-        """Make ready what computes, with the model, optimizer and scheduler as they are now."""
+        """Build the `Compute` for the present model, optimizer and scheduler."""
         self.group.take(self.model, self.optimizer, self.device)
         self._parts.take(self.model, self.optimizer, self.scheduler)
         leave_fused(self.optimizer)
