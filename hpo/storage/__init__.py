@@ -1,6 +1,6 @@
-"""Optuna's tables and what parallel workers add: a budget, a ledger of attempts, fenced writes, patience.
+"""Optuna's storage with what parallel workers need: a budget, a ledger of attempts, fenced writes, patience.
 
-Imports `hpo.errors` alone. Used from above: `opening` (`open_storage`), `study_storage`, `ledger` (who
-works on which trial), `recovery` (trials whose workers are gone), `outage` (`patient`, `DatabaseError`),
-`engines` (URLs), `budget` and `cache`. The rest is theirs.
+Imports nothing of hpo but `errors`, `signals` and `wording`. Start reading at `study_storage` (the storage),
+`opening` (`open_storage`), `ledger` (who works on which trial), `recovery` (trials whose workers are gone) and
+`outage` (waiting for a database that is away).
 """

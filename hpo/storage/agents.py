@@ -1,11 +1,12 @@
-"""Which agents work on which study: a table beside the ledger, and the request that all of them leave.
+"""Which agents work on which study: a table beside the ledger, and requests that all agents of a study leave.
 
 An agent is a supervisor with its local workers. It has a row from the moment that it joins a study; the row is
-open as long as ``ended_at`` is null, and beats as the ledger's leases do. Nothing hangs on these rows but who is
-shown, which numbers are free, and what a joining agent is compared with: a trial belongs to who holds its lease.
+open as long as ``ended_at`` is null, and gets beats as the ledger's leases do. The rows only decide which agents
+are shown, which numbers are free, and what a joining agent is compared with: a trial belongs to the holder of its
+lease.
 
 All functions take a SQLAlchemy connection or session and leave the commit to the caller. Times are seconds since
-the epoch by the agent's own clock; who looks compares them with nothing but what it has seen before.
+the epoch by the agent's own clock, which may be wrong on another machine.
 """
 
 from __future__ import annotations
@@ -49,32 +50,32 @@ AGENTS = sa.Table(
     sa.Column("ended_at", sa.Double),
     sa.Column("ending", sa.String(64)),
     sa.Column("lost_after", sa.Double),
-    sqlite_autoincrement=True,  # an agent of a deleted study may still beat
+    sqlite_autoincrement=True,  # no id is used twice: an agent of a deleted study may still beat
 )
 
-#: Seconds in which an agent beats several times.
+#: A time in seconds in which a living agent beats several times.
 _LATELY: Final = 60.0
-#: The ending of an agent that has found nothing left to be done in its study.
+#: The ending of an agent that has found nothing left to do in its study.
 DONE = "done"
-#: The ending of an agent that others have not heard of any more; it may still live, on another machine.
+#: The ending of an agent that has not beaten for too long; it may still live, on another machine.
 SILENT = "silent"
-#: The ending of an agent whose process others have seen gone.
+#: The ending of an agent whose process others have found to be gone.
 GONE = "gone"
 
 
 @dataclass(frozen=True)
 class Joining:
-    """What an agent says of itself when it joins a study.
+    """What an agent says about itself when it joins a study.
 
     Attributes:
-        placement: Its id at the engine that placed it; empty where a person started it.
+        placement: Its id at the engine that placed it; empty if a person started it.
         devices: What its workers train on, for people.
-        workers: How many it has room for.
+        workers: How many workers it has room for.
         code: Hash of the study's code that it runs.
         config: Hash of its study file's config.
-        mark: Name of the file in the output folder by which others see that they share it.
-        lost_after: Seconds of silence after which a worker counts as dead, by its study file: it and its workers
-            give signs of life as often as that asks for.
+        mark: Name of its file in the output folder, by which other agents see that they share the folder.
+        lost_after: Seconds of silence after which a worker counts as dead, according to its study file. It and its
+            workers beat often enough for that.
     """
 
     placement: str
@@ -87,11 +88,10 @@ class Joining:
 
 
 class Agent(NamedTuple):
-    """A row; see `hpo.storage.ledger.Owner` and `Joining` for the fields of these names.
+    """A row of the table; see `hpo.storage.ledger.Owner` and `Joining` for fields of the same names.
 
-    ``number`` counts the study's agents from 1 and is never given out again. ``first_worker`` is the number of its
-    first worker: no two agents that live have workers of one number. ``lost_after`` is None in a row of an earlier
-    version.
+    ``number`` counts the study's agents from 1 and is never reused. ``first_worker`` is the number of its first
+    worker; workers of living agents never share a number. ``lost_after`` is None in a row of an earlier version.
     """
 
     agent_id: int
@@ -115,18 +115,18 @@ class Agent(NamedTuple):
     lost_after: float | None
 
     def allowed_silence(self, own: float) -> float:
-        """Seconds of silence after which it counts as gone, for who gives others ``own`` seconds."""
+        """Seconds of silence after which it counts as gone, to a process whose own limit is ``own`` seconds."""
         return max(own, self.lost_after or 0.0)
 
     def is_alive(self) -> bool | None:
-        """Whether its process lives; None where that can't be known here, as on another machine."""
+        """Whether its process lives; None if that can't be known here, such as for another machine."""
         return machine.is_alive(self.host, self.boot_id, self.pid, self.start_time)
 
 
 def register(session: orm.Session, study_id: int, me: Owner, joining: Joining) -> Agent:
-    """Add the calling process as an agent of a study; KeyError where there is no such study.
+    """Add the calling process as an agent of a study; KeyError if there is no such study.
 
-    Agents that are known to be dead are ended first, and what they used is free.
+    Agents that are known to be dead are ended first, so their worker numbers are free.
     """
     lock_study(session, study_id)  # no other agent gets these numbers
     for other in open_agents(session, study_id):
@@ -134,7 +134,7 @@ def register(session: orm.Session, study_id: int, me: Owner, joining: Joining) -
             end_unchanged(session, other, GONE)
     of_study = AGENTS.c.study_id == study_id
     number = cast("int | None", session.execute(sa.select(sa.func.max(AGENTS.c.number)).where(of_study)).scalar())
-    # Who was silent may live: nothing that it uses is given out again.
+    # An agent that was ended as silent may live: its worker numbers are not given out again.
     in_use = sa.or_(AGENTS.c.ended_at.is_(None), AGENTS.c.ending == SILENT)
     blocks = session.execute(sa.select(AGENTS.c.first_worker, AGENTS.c.workers).where(of_study, in_use)).all()
     now = time.time()
@@ -155,8 +155,8 @@ def register(session: orm.Session, study_id: int, me: Owner, joining: Joining) -
 def _is_over(session: orm.Session, other: Agent) -> bool:
     """Whether an agent is known to be dead.
 
-    A SQLite file belongs to one machine: an agent under its name and another boot, without a beat lately, ran
-    before the machine restarted.
+    A SQLite file belongs to one machine. So an agent with this machine's name, another boot id and no recent beat
+    ran before the machine restarted.
     """
     if session.get_bind().dialect.name != "sqlite" or (other.host, other.boot_id) == machine.here():
         return other.is_alive() is False
@@ -164,7 +164,7 @@ def _is_over(session: orm.Session, other: Agent) -> bool:
 
 
 def _first_free(blocks: Iterable[tuple[int, int]], count: int) -> int:
-    """The first of ``count`` free numbers in a row, from 1, where blocks (first, count) are taken."""
+    """The first of ``count`` consecutive free numbers from 1; ``blocks``: the taken ones, as (first, count)."""
     free = 1
     for first, taken in sorted(blocks):
         if first - free >= count:
@@ -184,26 +184,26 @@ _STOP = sa.select(STUDY_SYSTEM_ATTRS.c.value_json).where(
 
 
 def beat(conn: Executor, agent_id: int) -> None:
-    """Record that an agent lives; one that was taken for silent is open again."""
+    """Record that an agent lives; this opens a row again that was ended as silent."""
     conn.execute(_BEAT, {"agent": agent_id, "now": time.time()})
 
 
 def end(conn: Executor, agent_id: int, ending: str) -> None:
-    """Record that an agent has ended; nothing where it had already."""
+    """Record that an agent has ended; does nothing if it has already."""
     ended = sa.update(AGENTS).where(AGENTS.c.agent_id == agent_id, AGENTS.c.ended_at.is_(None))
     conn.execute(ended.values(ended_at=time.time(), ending=ending))
 
 
 def end_unchanged(conn: Executor, seen: Agent, ending: str) -> None:
-    """As `end`, for one that has not beaten since it was read."""
+    """As `end`, but only if the agent has not beaten since it was read."""
     ended = sa.update(AGENTS).where(AGENTS.c.agent_id == seen.agent_id, AGENTS.c.ended_at.is_(None))
     conn.execute(ended.where(AGENTS.c.beat_at == seen.beat_at).values(ended_at=time.time(), ending=ending))
 
 
 def end_placement(conn: Executor, study_id: int, placement: str) -> set[int]:
-    """Record that nothing is heard any more of the agents that an engine has placed so; their ids.
+    """End the agents with this placement as silent; returns their ids.
 
-    There are several where the engine has started one again.
+    There are several if the engine has restarted the agent.
     """
     of_it = sa.and_(AGENTS.c.study_id == study_id, AGENTS.c.placement == placement)
     ids = set(conn.execute(sa.select(AGENTS.c.agent_id).where(of_it)).scalars())
@@ -218,8 +218,8 @@ def open_agents(conn: Executor, study_id: int, *, not_within: float | None = Non
     Args:
         conn: The connection.
         study_id: The study.
-        not_within: Only those whose latest beat, by their own clocks, is more seconds from now, by this one's:
-            earlier, or later.
+        not_within: Only agents whose latest beat (by their clocks) differs from now (by this clock) by more than
+            this many seconds, in either direction.
     """
     query = sa.select(AGENTS).where(AGENTS.c.study_id == study_id, AGENTS.c.ended_at.is_(None))
     if not_within is not None:
@@ -233,9 +233,9 @@ class AllowedSilence:
     """How long a worker may be silent before it counts as dead.
 
     Attributes:
-        own: Seconds, for who judges.
-        of_agents: Seconds of each agent, by its id: its workers beat as often as that asks for. One that stored
-            none is missing.
+        own: Seconds, according to the process that judges.
+        of_agents: Seconds by agent id, according to each agent, whose workers beat often enough for that. Agents
+            that stored none are left out.
     """
 
     own: float
@@ -243,7 +243,7 @@ class AllowedSilence:
 
     @classmethod
     def of(cls, conn: Executor, study_id: int, own: float) -> Self:
-        """With the agents that a study has had."""
+        """Read the seconds of all agents that a study has had."""
         query = sa.select(AGENTS.c.agent_id, AGENTS.c.lost_after).where(AGENTS.c.study_id == study_id)
         rows = conn.execute(query.where(AGENTS.c.lost_after.is_not(None))).all()
         return cls(own, dict(cast("list[tuple[int, float]]", rows)))
@@ -254,22 +254,25 @@ class AllowedSilence:
 
 
 def last_ending(conn: Executor, study_id: int) -> str | None:
-    """How the agent of a study ended that ended last; None where none has."""
+    """The ending of the agent that ended last in a study; None if none has."""
     query = sa.select(AGENTS.c.ending).where(AGENTS.c.study_id == study_id, AGENTS.c.ended_at.is_not(None))
     return cast("str | None", conn.execute(query.order_by(AGENTS.c.ended_at.desc()).limit(1)).scalar())
 
 
 def forget_study(conn: Executor, study_id: int) -> None:
-    """Delete the agents of a study that is about to go."""
+    """Delete the agents of a study that is about to be deleted."""
     conn.execute(sa.delete(AGENTS).where(AGENTS.c.study_id == study_id))
 
 
 def stop_request(conn: Executor, study_id: int) -> str:
-    """The latest request that all agents of a study leave; who joins later is not meant. Empty: there was none."""
+    """The latest request that all agents of a study leave; empty if there was none.
+
+    It concerns only agents that had joined by then: each compares it with the one that it found when it joined.
+    """
     found = conn.execute(_STOP, {"study": study_id}).scalar()
     return "" if found is None else str(json.loads(cast("str", found)))
 
 
 def new_stop_request() -> str:
-    """A value of `STOP_ATTR` that differs from all before it, so that no clock is compared."""
+    """A value for `STOP_ATTR` that differs from all earlier ones, so that no clocks need to be compared."""
     return secrets.token_hex(8)

@@ -1,7 +1,7 @@
-"""Signs of life: those of many leases in one statement, and the thread that gives a worker's own.
+"""Beats in the ledger: one statement for many leases, and a thread that beats regularly.
 
-An agent beats for all its trial processes (`hpo.execution.beating`); a process that no agent beats for beats for
-itself. Both write to the ledger here, and an attempt that is no longer its trial's lease gets no beat.
+An agent beats for all its trial processes (`hpo.execution.beating`); a process without an agent that beats for it
+beats for itself. Both use this module. An attempt that is no longer its trial's lease gets no beat.
 """
 
 import functools
@@ -20,19 +20,19 @@ from hpo.storage.outage import DatabaseGoneError, first_line
 
 logger = logging.getLogger(__name__)
 
-#: Leases in one statement at most: databases bound the depth of an expression and the number of parameters.
+#: The most leases in one statement: databases limit the depth of an expression and the number of parameters.
 _TOGETHER: Final = 100
 
 
 class Beat(NamedTuple):
-    """A lease whose owner lives, after so many seconds."""
+    """A lease whose owner lives, and the seconds that the attempt has taken so far."""
 
     lease: Lease
     seconds: float
 
 
 def give(conn: Executor, beats: Sequence[Beat]) -> list[Lease]:
-    """Record that the owners of leases live, one statement for up to a hundred; the leases that are lost."""
+    """Record that the owners of leases live, up to 100 leases per statement; returns the leases that are lost."""
     return [lease for chunk in in_chunks(beats, _TOGETHER) for lease in _give(conn, chunk)]
 
 
@@ -51,7 +51,7 @@ def _give(conn: Executor, beats: Sequence[Beat]) -> list[Lease]:
 
 @functools.cache
 def _statements(count: int) -> tuple[sa.Update, sa.Select[tuple[int, int]]]:
-    """The beats of so many leases, and the question which of these are held; built once for each number."""
+    """The statements that beat for ``count`` leases, and that ask which of them are held; built once per count."""
     leases = [
         sa.and_(
             ATTEMPTS.c.trial_id == sa.bindparam(f"trial_{at}", type_=sa.Integer),
@@ -66,7 +66,7 @@ def _statements(count: int) -> tuple[sa.Update, sa.Select[tuple[int, int]]]:
 
 
 class Heartbeat:
-    """A thread that beats for what a worker holds, and says when a lease has been lost.
+    """A thread that beats for the leases that a worker holds, and reports those that have been lost.
 
     A beat that fails, for any reason, is tried again at the next interval: without beats a living worker
     would be taken for dead.
@@ -74,7 +74,7 @@ class Heartbeat:
     Args:
         beat: Beats once for every held trial; returns the leases that are lost.
         interval: Seconds between beats.
-        is_due: Asked at each interval whether a beat is to be given; None: always.
+        is_due: Called at each interval; whether to beat now. None: always.
         on_lost: Called from the thread, once for each lease that is lost.
         on_gone: Called from the thread when the database is gone permanently.
     """
@@ -99,7 +99,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="hpo-heartbeat", daemon=True)
 
     def start(self) -> Self:
-        """Begin to beat."""
+        """Start to beat."""
         self._thread.start()
         return self
 

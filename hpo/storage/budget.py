@@ -1,7 +1,7 @@
 """The study's budget: how many trials it may have, and which of them count.
 
-A trial's row is its claim; there is no counter that could leak. Trials that were finished elsewhere and added
-(`optuna.Study.add_trial`) carry a mark and don't count.
+A trial's row is its claim on the budget, so there is no counter that could get out of step. Trials that were
+finished elsewhere and added (`optuna.Study.add_trial`) carry a mark and don't count.
 """
 
 import json
@@ -17,8 +17,8 @@ from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, IMPORTED_ATTR
 from hpo.storage.ledger import Executor
 from hpo.storage.optuna_private import STUDIES, STUDY_USER_ATTRS, TRIAL_SYSTEM_ATTRS, TRIALS, models
 
-#: A study's budgets by the attributes that hold them, trials and epochs; None is without a limit. One that a study
-#: has never been given is left out.
+#: A study's budgets of trials and of epochs, by the attributes that hold them; None means no limit. A budget that
+#: the study has never been given is missing.
 Budgets = Mapping[str, int | None]
 _KEYS: Final = (BUDGET_ATTR, EPOCHS_ATTR)
 _LOCK = (
@@ -29,7 +29,7 @@ _LOCK = (
 
 
 def lock_study(session: orm.Session, study_id: int) -> None:
-    """Lock a study's row until the transaction's end: no other process numbers a trial; KeyError for none."""
+    """Lock a study's row until the transaction's end, so no other process numbers a trial; KeyError if none."""
     if session.execute(_LOCK, {"study": study_id}).first() is None:
         raise KeyError(models.NOT_FOUND_MSG)
 
@@ -56,8 +56,8 @@ class Room(NamedTuple):
     """How far a study's budget of trials is raised for a trial that is added.
 
     Attributes:
-        most: Trials that it may become at most.
-        beside: Whether by one in any case: the trial has no place among those that the budget was made for.
+        most: The highest that the budget may become.
+        beside: Raise it by one even if there is room: the trial is not among those that the budget was made for.
     """
 
     most: int
@@ -65,7 +65,7 @@ class Room(NamedTuple):
 
 
 def make_room(session: orm.Session, study_id: int, room: Room) -> None:
-    """Raise the study's budget for one more trial, as far as it may, in a transaction that holds its lock."""
+    """Raise the study's budget for one more trial, if ``room`` allows, in a transaction that holds its lock."""
     budget, (left, _) = budgets_of(session, study_id).get(BUDGET_ATTR), _left_and_trials(session, study_id)
     if budget is None or left is None:
         return
@@ -76,7 +76,7 @@ def make_room(session: orm.Session, study_id: int, room: Room) -> None:
 
 
 def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:
-    """Whether the study may have one more trial; imported ones don't count.
+    """Check that the study may have one more trial; imported ones don't count.
 
     The caller holds the study's row lock (SQLite: the write lock), so no other process is numbering a trial.
 
@@ -84,7 +84,7 @@ def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:
         How many trials the study has.
 
     Raises:
-        BudgetExhaustedError: It may not.
+        BudgetExhaustedError: It may not have one more.
     """
     left, trials = _left_and_trials(session, study_id)
     if left is not None and left <= 0:
@@ -93,7 +93,7 @@ def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:
 
 
 def claimable(conn: Executor, study_id: int) -> int:
-    """How many trials a worker could take: those that wait, and those that no worker has claimed yet."""
+    """How many trials workers could take: those that wait, and new ones within the budget, if that has a limit."""
     left, _ = _left_and_trials(conn, study_id, exactly=True)
     return count_trials(conn, study_id, [TrialState.WAITING]) + max(0, left or 0)
 
@@ -107,8 +107,8 @@ def count_trials(conn: Executor, study_id: int, states: Collection[TrialState]) 
 def _left_and_trials(conn: Executor, study_id: int, *, exactly: bool = False) -> tuple[int | None, int]:
     """How many trials may still be created (None: any number), and how many there are.
 
-    The first is below zero where the budget was lowered. Where it is above, it leaves out, unless it is asked for
-    ``exactly``, that imported trials count against no budget.
+    The first is negative if the budget was lowered. If it is positive, imported trials have been counted as well,
+    which makes it too small, unless ``exactly``.
     """
     budget = sa.select(STUDY_USER_ATTRS.c.value_json).where(
         STUDY_USER_ATTRS.c.study_id == study_id, STUDY_USER_ATTRS.c.key == BUDGET_ATTR

@@ -1,4 +1,4 @@
-"""Reading what has changed: finished and paused trials once, other ones only when they are asked for."""
+"""A cache of a study's trials: finished and paused trials are read once, others only when they are asked for."""
 
 import bisect
 import copy
@@ -18,7 +18,7 @@ from hpo.storage.study_storage import StudyStorage
 from hpo.storage.trial_rows import TrialRow
 
 _ALL: Final = frozenset(TrialState)
-#: Seconds that an answer holds for each trial that has not finished: with 1,000 of them, 20 s.
+#: Seconds per unfinished trial for which an answer may be reused: with 1,000 of them, 20 s.
 _AGE_A_TRIAL: Final = 0.02
 _FINISHED: Final = frozenset(state for state in TrialState if state.is_finished())
 
@@ -26,20 +26,20 @@ _FINISHED: Final = frozenset(state for state in TrialState if state.is_finished(
 class StudyCache(CachedStorage):
     """Optuna's cache in front of a storage, with cheaper answers to "which trials are there?".
 
-    Optuna's reads every unfinished trial with its whole curve each time it is asked for any trials, and sorts
-    all that it knows. Here one small statement shows what has changed, and only what has finished or was asked
-    for is read: a pruner that compares with finished trials and a look for waiting ones read no curves.
-    A paused trial is read once, too, until it is resumed or pruned, which is noted (`hpo.storage.changes`); an
-    attribute that a person gives it meanwhile is seen after that. One that the study's end has pruned is read
-    again where a larger budget has paused it again, and a failed one where it waits again; both are noted as well.
+    Optuna's cache reads every unfinished trial with its whole curve each time it is asked for any trials, and
+    sorts all that it knows. Here one small statement shows what has changed, and only trials that have finished or
+    were asked for are read: a pruner that compares with finished trials, or a look for waiting ones, reads no
+    curves. A paused trial, too, is read once, until it is resumed or pruned; an attribute that a person gives it
+    in between is seen only then. A pruned trial is read again if a larger budget pauses it again, and a failed one
+    if it waits again. All these events are noted in the table of changes (`hpo.storage.changes`).
 
     Args:
         backend: The storage.
-        max_age: Seconds for which an answer about finished trials holds, what this process itself has finished
-            aside. A pruner that is asked many times a second needs no newer one. Where many trials run, it holds
-            longer: see `look_age`.
-        most: Finished and paused trials to hold at most, beside the best; None for all of them. A study that has
-            more, and one objective, is shown as a sample (`hpo.storage.sample`).
+        max_age: Seconds for which an answer about finished trials may be reused, unless this process itself has
+            finished one since: a pruner that is asked many times a second needs no newer one. If many trials run,
+            the time is longer: see `look_age`.
+        most: The most finished and paused trials to hold, beside the best; None for all of them. A study with more
+            trials, and a single objective, is shown as a sample (`hpo.storage.sample`).
     """
 
     def __init__(self, backend: StudyStorage, *, max_age: float = 0.0, most: int | None = None) -> None:
@@ -52,18 +52,18 @@ class StudyCache(CachedStorage):
         self._shown: dict[str, BaseDistribution] = {}
 
     def expect(self, study_id: int, distributions: Mapping[str, BaseDistribution]) -> None:
-        """Take a study's distributions as known, by parameter: its config fixes them.
+        """Give the cache a study's distributions by parameter, which its config fixes.
 
-        Otherwise each process looks in the storage, the first time it sets a parameter, what another trial had.
+        Otherwise each process would look up another trial's distribution when it first sets a parameter.
         """
         with self._lock:
             self._studies.setdefault(study_id, CachedStudy()).param_distribution.update(distributions)
 
     def show_as(self, distributions: Mapping[str, BaseDistribution]) -> None:
-        """Show trials that are read from now on with these distributions, wherever they hold the trial's value.
+        """Show trials that are read from now on with these distributions, if they contain the trial's values.
 
         The trials of a study whose search space was widened have the ranges that they were drawn from. Samplers
-        look for parameters that have one range in all trials, and would draw any other by itself.
+        model together only parameters that have the same range in all trials.
         """
         self._shown = dict(distributions)
 
@@ -99,9 +99,9 @@ class StudyCache(CachedStorage):
             self.forget_looks()
 
     def meet(self, study_id: int, trial_id: int) -> None:
-        """Know a trial that another process has taken for this one; its parameters can be set then.
+        """Read a trial that another process has taken for this one, so that its parameters can be set.
 
-        Who reads it next gets it as it was read here, if this process has not written to it until then.
+        The next read of it returns this copy, unless this process has written to it in between.
         """
         trial = self._storage.get_trial(trial_id)
         self._add_trials_to_cache(study_id, [trial])
@@ -142,8 +142,7 @@ class StudyCache(CachedStorage):
     def get_best_trial(self, study_id: int) -> FrozenTrial:
         """The best complete trial, the earliest of equals; see `optuna.storages.BaseStorage`.
 
-        A worker that holds a sample has it there: a pruner that compares with it asks the server for no order of
-        all values.
+        A sample contains the best trial, so a worker that holds one need not have the server sort all values.
         """
         if self._most is None:
             return super().get_best_trial(study_id)
@@ -155,27 +154,27 @@ class StudyCache(CachedStorage):
         return self._storage
 
     def at_rungs(self, study_id: int) -> list[AtRungs]:
-        """What trials had at the rungs of a pruner that halves."""
+        """The trials' values at the rungs of a successive-halving pruner."""
         with self._lock:
             if study_id not in self._rungs:
                 self._rungs[study_id] = RungValues(self._storage, study_id)
             return list(self._rungs[study_id].look())
 
     def read_again(self, study_id: int, trial_id: int) -> None:
-        """Let the next look read a trial anew that is known as paused: what changed it has left no note."""
+        """Make the next look read a trial again that is known as paused but was changed without a note."""
         with self._lock:
             if study_id in self._seen:
                 self._seen[study_id].see_again([trial_id])
         self.forget_looks()
 
     def forget_looks(self) -> None:
-        """Let the next look at a study's trials find all that has been stored until then."""
+        """Make the next look at a study's trials query the storage, however recent the last one is."""
         with self._lock:
             for seen in self._seen.values():
                 seen.fresh_until = 0.0
 
     def _look(self, study_id: int, seen: "_Seen", wanted: frozenset[TrialState]) -> list[FrozenTrial]:
-        """Take in what has finished since the last look; the unfinished trials in the wanted states."""
+        """Take in what has finished since the last look; returns the unfinished trials in the wanted states."""
         rows, trials = self._read(study_id, seen, wanted | _FINISHED)
         if self._shown:
             trials = [self._as_shown(trial) for trial in trials]
@@ -183,7 +182,7 @@ class StudyCache(CachedStorage):
         unfinished = [trial for trial in trials if id_of_trial(trial) in seen.unfinished]
         if self._most is None:
             self._add_trials_to_cache(study_id, trials)
-        else:  # which holds each trial that it is given for good
+        else:  # Optuna's cache never drops a trial, so it gets no finished ones
             self._add_trials_to_cache(study_id, unfinished)
             seen.thin(self._most, maximize=self._maximizes(study_id))
         return unfinished
@@ -207,7 +206,7 @@ class StudyCache(CachedStorage):
         return rows, trials
 
     def _forget_ended(self, study_id: int, trial_ids: Iterable[int]) -> None:
-        """Take nothing that Optuna's cache holds of these trials for their end; a running one's row stays."""
+        """Remove these trials from Optuna's cache if they are there as finished; running ones stay."""
         held = self._studies[study_id].trials
         for trial_id in trial_ids:
             _, number = self._trial_id_to_study_id_and_number.get(trial_id, (study_id, -1))
@@ -222,10 +221,10 @@ class StudyCache(CachedStorage):
 
 
 def look_age(least: float, unfinished: int) -> float:
-    """Seconds for which an answer about finished trials holds where so many trials have not finished.
+    """Seconds for which an answer about finished trials may be reused, given the number of unfinished trials.
 
-    A look costs the server in proportion to that number, and all who run them look: with an age in proportion,
-    too, their looks cost in proportion to it, and not to its square.
+    One look's cost to the server is proportional to that number, and so is the number of processes that look. With
+    an age proportional to it as well, the total cost grows linearly with it, not with its square.
     """
     return least and max(least, unfinished * _AGE_A_TRIAL)
 
@@ -236,10 +235,10 @@ class _Seen:
     Attributes:
         last_id: All trials up to this id have been looked at. A process that adds a trial holds the row lock
             until the commit, so ids become visible in their order.
-        unfinished: Those among them that had not finished then, but for paused ones that have been read.
-        change: Changes (`hpo.storage.changes`) up to this one are known; None: nothing is.
-        trials: How many there are, by their numbers.
-        fresh_until: The monotonic clock until which that holds well enough.
+        unfinished: Those of them that had not finished then, except paused ones that have been read.
+        change: Changes (`hpo.storage.changes`) up to this one are known; None before the first look.
+        trials: How many trials there are, according to the highest number.
+        fresh_until: The monotonic clock until which no new look is needed for finished trials.
         paused: Paused trials by id, as they were read.
     """
 
@@ -255,7 +254,7 @@ class _Seen:
         self._thinned = -1
 
     def take_in(self, rows: Iterable[TrialRow], read: Iterable[FrozenTrial], most: int | None) -> None:
-        """Note a look at these rows, and the trials that it has read whole; see `thin` for ``most``."""
+        """Note the rows and the whole trials that a look has read; see `thin` for ``most``."""
         whole = {id_of_trial(trial): trial for trial in read}
         for row in rows:
             self.last_id = max(self.last_id, row.trial_id)
@@ -281,10 +280,10 @@ class _Seen:
         return most is not None and number % stride(self.trials, most) != 0
 
     def see_again(self, changed: Iterable[int]) -> set[int]:
-        """Let the present look take in these trials anew; returns those that were known as ended.
+        """Make the current look take in these trials again; returns those that were known as ended.
 
-        Such a one is a pruned trial that a larger budget has paused again, or a failed one that waits again; or it
-        was resumed, and ended, before the look that found it ended, and is read once more for nothing.
+        Such a trial was pruned and is paused again after a larger budget, or failed and waits again. Or it was
+        resumed and ended before the look that found it ended; then it is read once more in vain.
         """
         known = {trial_id for trial_id in changed if trial_id <= self.last_id}
         for trial_id in known:
@@ -298,7 +297,7 @@ class _Seen:
         return ended
 
     def thin(self, most: int, *, maximize: bool) -> None:
-        """Forget the finished and paused trials that are not in the sample, where there are more than ``most``."""
+        """Forget finished and paused trials that are not in the sample, if the study has more than ``most``."""
         every = stride(self.trials, most)
         if every > 1:
             self.paused = {at: trial for at, trial in self.paused.items() if trial.number % every == 0}

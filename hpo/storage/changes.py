@@ -1,10 +1,11 @@
-"""Which paused or ended trials have changed: a table beside Optuna's, by which a look continues the last one.
+"""Notes which paused or ended trials have changed, in a table of its own, so that a look reads only those again.
 
-A look at a study asks for the trials that are new, and again for those that had not finished at the last one. Most
-trials of a study may be paused, tens of thousands, and few events change one: it is resumed, it ends, or
-the study's end pruned it and a larger budget lets it be paused again. A failed trial may be told to wait again.
-Each event adds a row here, in its own transaction, which holds the study's lock (`hpo.storage.budget.lock_study`):
-so the rows of a study become visible in the order of their ids, and a look that has seen one has seen all before.
+A look at a study asks for trials that are new, and again for those that had not finished at the last look. Most
+trials of a study may be paused, tens of thousands, and only few events change one: it is resumed, it ends, or it
+was pruned at the study's end and a larger budget pauses it again. Also, a failed trial may be made to wait again.
+Each of these events adds a row here, in the event's own transaction, which holds the study's lock
+(`hpo.storage.budget.lock_study`). So the rows of a study become visible in the order of their ids, and a look that
+has seen one has seen all earlier ones.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ CHANGES = sa.Table(
     sa.Column("study_id", sa.Integer, nullable=False),
     sa.Column("trial_id", sa.Integer, nullable=False),
     sa.Index("hpo_changes_of_study", "study_id", "change_id"),
-    sqlite_autoincrement=True,  # an id is not given out again
+    sqlite_autoincrement=True,  # no id is used twice
 )
 
 # Statements are built once: building one costs more than to execute it.
 _STUDY = CHANGES.c.study_id == sa.bindparam("study", type_=sa.Integer)
 _LATEST = sa.select(sa.func.max(CHANGES.c.change_id)).where(_STUDY)
-#: Of a row of this table: whether it is the study's, and later than a change.
+#: Condition on a row of this table: it is the study's, and later than a given change.
 SINCE = sa.and_(_STUDY, CHANGES.c.change_id > sa.bindparam("change", type_=sa.Integer))
 _SINCE = sa.select(CHANGES.c.change_id, CHANGES.c.trial_id).where(SINCE)
 _STUDY_OF = sa.select(TRIALS.c.study_id).where(TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
@@ -70,5 +71,5 @@ def changes_since(conn: sa.Connection, study_id: int, after: int) -> tuple[int, 
 
 
 def forget_changes(session: orm.Session, study_id: int) -> None:
-    """Delete the changes of a study that is about to go."""
+    """Delete the changes of a study that is about to be deleted."""
     session.execute(sa.delete(CHANGES).where(_STUDY), {"study": study_id})

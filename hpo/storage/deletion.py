@@ -1,4 +1,4 @@
-"""Deleting studies. Optuna's own way loads all of one first: every value of every trial."""
+"""Deletes studies without loading them first; Optuna's own method loads every value of every trial."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpo.storage.optuna_private import STUDIES, TRIALS, referring_to
 def delete_study(session: orm.Session, study_id: int) -> None:
     """Delete a study with its trials, their attempts and changes, and its agents; KeyError if there is none.
 
-    Trials are named by their ids: MariaDB would look at every trial of every study for those of a subquery.
+    Trials are listed by their ids: with a subquery, MariaDB would look at every trial of every study.
     """
     lock_study(session, study_id)
     forget_changes(session, study_id)
@@ -32,6 +32,6 @@ def delete_study(session: orm.Session, study_id: int) -> None:
 
 
 def forget_what_is_gone(session: orm.Session) -> None:
-    """Delete what another tool has left of deleted studies: a file of Optuna's own gives their ids out again."""
+    """Delete our rows of studies that another tool has deleted: a file made by Optuna reuses their ids."""
     for table, of in ((AGENTS, STUDIES.c.study_id), (CHANGES, STUDIES.c.study_id), (ATTEMPTS, TRIALS.c.trial_id)):
         session.execute(sa.delete(table).where(table.c[of.name].not_in(sa.select(of))))

@@ -3,9 +3,9 @@
 SQLite is used as recommended for concurrent writers: a write-ahead log, a busy timeout, and the write lock taken
 at the start of a writing transaction. Readers take no lock at all and never wait.
 
-No client waits without limit: neither for a lock that another one holds, nor for a server that does not answer.
-What has waited too long is broken off, and tried again with patience (`hpo.storage.outage`). A server ends
-transactions whose client has stopped or vanished, and their locks with them.
+No client waits without limit, neither for another client's lock nor for a server that does not answer: an
+operation that has waited too long fails, and is tried again with patience (`hpo.storage.outage`). A server ends
+transactions whose client has stopped or vanished, and frees their locks.
 """
 
 import sqlite3
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS: Final = 10
 LOCK_SECONDS: Final = 10  # far more than the busiest writers wait for each other
-SILENCE_SECONDS: Final = 60  # of a client inside a transaction, or of a server that was asked something
-PROBE_SECONDS: Final = 20  # between two questions whether a silent server is still there
+SILENCE_SECONDS: Final = 60  # longest silence of a client inside a transaction, or of a server with a query
+PROBE_SECONDS: Final = 20  # between two probes whether a silent server is still there
 _BACKENDS = {"postgres": "postgresql", "mariadb": "mysql"}  # Optuna knows the dialect by the name mysql only
 _DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
 _EXTRAS = {"postgresql": "postgres", "mysql": "mysql"}
@@ -48,7 +48,7 @@ class WriteIntent(Protocol):
 
 
 def normalize_url(url: str) -> sa.URL:
-    """The URL with this package's driver, whichever it names; InputError for one that can't be used."""
+    """The URL with the driver that hpo uses, whichever it names; InputError for a URL that can't be used."""
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):  # the port is no number
@@ -91,7 +91,7 @@ def display_url(url: str | sa.URL) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether a URL shows a password; see `display_url` for people."""
+    """Whether a URL contains a password."""
     parsed = sa.make_url(url)
     return parsed.password is not None or bool(PASSWORD_KEYS & set(parsed.query))
 
@@ -102,7 +102,7 @@ def sqlite_file(url: sa.URL) -> Path | None:
 
 
 def no_file(file: Path, shown: str) -> StudyError:
-    """The error of a SQLite database that is not there; PermissionError where this user may not look."""
+    """The error for a SQLite database that does not exist; PermissionError if this user may not look."""
     blocked = next((folder for folder in file.parents if folder.exists() and not folder.is_dir()), None)
     if blocked is not None:
         return StudyError(f"{shown}: {blocked} is a file\n  fix: name a folder with `--output-dir`")
@@ -113,12 +113,12 @@ def engine_kwargs(url: sa.URL) -> dict[str, Any]:
     """Arguments of `sqlalchemy.create_engine` for the URL's database."""
     backend = url.get_backend_name()
     if backend == "sqlite":
-        # isolation_level None: Python's sqlite3 begins no transaction by itself; `begin_immediate` does.
+        # isolation_level None: Python's sqlite3 must begin no transactions by itself; `begin_immediate` does.
         connect = {"timeout": float(LOCK_SECONDS), "isolation_level": None}
         kwargs: dict[str, Any] = {"connect_args": connect, "pool_events": [(_own(_tune_sqlite), "connect")]}
         file = Path(url.database or "").absolute()
         return kwargs | ({"creator": lambda: read_only(file, connect)} if is_read_only(file) else {})
-    # A server has few connections. A process keeps one; another, for two threads at once, is closed after its use.
+    # A server has few connections. A process keeps one; a second thread's additional one is closed after its use.
     small = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 5, "pool_recycle": 1800, "poolclass": IdlePool}
     if backend == "mysql":
         # The default REPEATABLE READ locks gaps between rows: deadlocks among inserting workers.
@@ -131,11 +131,11 @@ def _mysql_options(url: sa.URL) -> dict[str, Any]:
         "connect_timeout": CONNECT_SECONDS,
         "read_timeout": SILENCE_SECONDS,
         "write_timeout": SILENCE_SECONDS,
-        # MySQL knows no limit for idle transactions, only one for idle connections; the pool replaces those.
+        # MySQL has no limit for idle transactions, only one for idle connections; the pool replaces closed ones.
         "init_command": f"SET innodb_lock_wait_timeout={LOCK_SECONDS}, wait_timeout={SILENCE_SECONDS}",
     }
     if "unix_socket" in url.query:
-        # No one can listen in there; the driver would read the system's certificates for each connection.
+        # A socket file needs no encryption, for which the driver would read the system's certificates each time.
         options["ssl_disabled"] = True
     return _unless_given(url, options)
 
@@ -146,30 +146,30 @@ def _postgres_options(url: sa.URL) -> dict[str, Any]:
         "keepalives_idle": PROBE_SECONDS,
         "keepalives_interval": PROBE_SECONDS,
         "tcp_user_timeout": SILENCE_SECONDS * 1000,
-        # A pooler gives each transaction another connection to the server, which knows no statement of an earlier.
+        # A pooler may give each transaction another server connection, which lacks statements prepared before.
         "prepare_threshold": None,
     }
     return _unless_given(url, options)
 
 
 def _unless_given(url: sa.URL, options: dict[str, Any]) -> dict[str, Any]:
-    """What a URL says itself goes first."""
+    """The options that the URL does not set itself."""
     return {name: value for name, value in options.items() if name not in url.query}
 
 
 def session_limits() -> str:
-    """Statements for a new connection to PostgreSQL: what the server breaks off by itself."""
+    """Statements for a new connection to PostgreSQL that set the time limits enforced by the server."""
     limits = {"lock_timeout": LOCK_SECONDS, "idle_in_transaction_session_timeout": SILENCE_SECONDS}
     return "; ".join(f"SET {name} = '{seconds}s'" for name, seconds in limits.items())
 
 
 def _own(tune: Callable[[Any, object], None]) -> Callable[[Any, object], None]:
-    """The same function, as another object for each engine.
+    """Wrap a function in a new object for each engine.
 
-    SQLAlchemy's registry knows a listener by the addresses of the function and of what it listens to. A disposed
-    engine's listeners stay under the address of a pool that is gone, and another engine's pool may come to lie
-    there. With one function for both, a garbage collection at the wrong moment leaves the registry with a
-    KeyError, which Python prints ("Exception ignored in: _collection_gced").
+    SQLAlchemy's registry identifies a listener by the addresses of the function and of the object that it listens
+    to. A disposed engine's listeners stay registered under the address of a pool that is gone, and another
+    engine's pool may get the same address. If both used the same function, a garbage collection at the wrong
+    moment would cause a KeyError in the registry, which Python prints ("Exception ignored in: _collection_gced").
     """
 
     def listener(connection: Any, record: object) -> None:
@@ -179,7 +179,7 @@ def _own(tune: Callable[[Any, object], None]) -> Callable[[Any, object], None]:
 
 
 def _tune_postgres(connection: "psycopg.Connection[Any]", _: object) -> None:
-    # Not as options of the connection, which poolers between client and server refuse.
+    # Not as connection options, because poolers between client and server refuse those.
     connection.execute(session_limits())
     connection.commit()
 
@@ -192,8 +192,8 @@ def _tune_sqlite(connection: sqlite3.Connection, _: object) -> None:
 def begin_immediate(engine: sa.Engine, intent: WriteIntent) -> None:
     """Make SQLite transactions that write take the write lock with their first statement.
 
-    What only reads runs outside of any transaction. A transaction begun as a reader can't become a writer once
-    another process has written: SQLite answers "database is locked" immediately, with any busy timeout.
+    Statements that only read run outside of transactions. A transaction that began by reading can't write once
+    another process has written: SQLite fails with "database is locked" immediately, whatever the busy timeout.
     """
 
     def begin(
@@ -212,7 +212,7 @@ def begin_immediate(engine: sa.Engine, intent: WriteIntent) -> None:
 
 @contextmanager
 def explained(url: sa.URL) -> Iterator[None]:
-    """Turn what goes wrong while a database is opened into errors that name the fix."""
+    """Turn errors raised while a database is opened into errors that name the fix."""
     shown = display_url(url)
     try:
         yield
@@ -225,7 +225,7 @@ def explained(url: sa.URL) -> Iterator[None]:
     except DatabaseError:
         raise
     except (AttributeError, TypeError, ValueError) as error:
-        if not url.query:  # what a driver says of options that it does not know, or not with such a value
+        if not url.query:  # with options, a driver raises these for one that it does not know, or a wrong value
             raise
         problem, fix = f"an option in it can't be used: {first_line(error)}", "correct what follows the `?`"
         raise InputError(problem, path="storage", value=shown, fix=fix) from error

@@ -1,4 +1,4 @@
-"""The storage's part in grants: they are stored in the transactions that give trials to workers."""
+"""The part of the storage that stores grants, in the transactions that give trials to workers."""
 
 import contextlib
 import threading
@@ -13,17 +13,17 @@ from hpo.storage.outage import patient
 
 
 class _Granting(threading.local):
-    """What the current thread grants with the trial that it takes: Optuna's methods have no argument for it."""
+    """The grant that the current thread stores with the next trial: Optuna's methods have no argument for it."""
 
     grant: Grant | None = None
 
 
 class GrantingStorage(LeasedStorage):
-    """Optuna's storage in the hands of an owner of trials, who grants them epochs.
+    """A `LeasedStorage` that stores grants with the trials that it takes.
 
     Args:
-        url: As of `LeasedStorage`.
-        owner: As of `LeasedStorage`.
+        url: See `LeasedStorage`.
+        owner: See `LeasedStorage`.
     """
 
     def __init__(self, url: str, owner: Owner | None) -> None:
@@ -32,15 +32,16 @@ class GrantingStorage(LeasedStorage):
 
     @patient
     def begin_grants(self, study_id: int) -> None:
-        """Let the study number its grants; see `hpo.storage.grants`."""
+        """Prepare the study for numbered grants; see `hpo.storage.grants`."""
         with self.transaction() as session:
             begin_grants(session, study_id)
 
     @contextlib.contextmanager
     def granting(self, grant: Grant | None) -> Iterator[None]:
-        """Store a grant with the trial that is taken inside: a new one, one that waits without one, a paused one.
+        """Store a grant with the trial that is taken inside; with a waiting one only if it has none or this cuts it.
 
-        What takes the trial raises OldGrantError, and takes nothing, where the grant is not the study's next one.
+        The method that takes the trial raises OldGrantError, and takes nothing, if the grant is not the study's
+        next.
         """
         self._granting.grant = grant
         try:
@@ -54,9 +55,9 @@ class GrantingStorage(LeasedStorage):
         return self._granting.grant is not None
 
     def _store_grant(self, session: orm.Session, trial_id: int, *, only_first: bool = False) -> None:
-        """Store what is being granted, in the transaction that takes the trial.
+        """Store the thread's grant, if any, in the transaction that takes the trial.
 
-        ``only_first``: if the trial has none, or this one cuts that.
+        ``only_first``: only if the trial has no grant yet, or this one cuts the grant that it has.
         """
         grant = self._granting.grant
         if grant is not None and not (only_first and not grant.cuts and is_granted(session, trial_id)):

@@ -1,8 +1,9 @@
 """Grants: how many epochs a scheduler lets a trial train, stored with the claim on the trial.
 
-Grants of a study are numbered. One is stored only if it is the next, in the transaction that gives the trial to a
-worker: so each was decided with all earlier ones in sight, and no two workers spend the same epochs. A failed
-trial that is retried may train again what it was granted: no grant is stored that was decided before that.
+The grants of a study are numbered. A grant is stored only if its number is the next, in the transaction that gives
+the trial to a worker. So each was decided with knowledge of all earlier ones, and no two workers spend the same
+epochs. A failed trial that is retried may train its granted epochs again, so a grant that was decided before that
+is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from hpo.storage.pausing import forget_pause
 
 
 class OldGrantError(Exception):
-    """Another grant was stored, or a trial retried, since the state was read by which this one was decided."""
+    """Another grant was stored, or a trial retried, after the state was read from which this one was decided."""
 
 
 class Granted(TypedDict):
@@ -42,8 +43,8 @@ class Granted(TypedDict):
 
     Attributes:
         number: Its number in the study, from 0.
-        until: The epoch after which the trial pauses; None: its end.
-        why: Why, as `hpo.search.schedulers.scheduler.Why` has it; that of a fork also where it begins
+        until: The epoch after which the trial pauses; None: it trains to its end.
+        why: Why, see `hpo.search.schedulers.scheduler.Why`; for a fork also where it begins
             (`hpo.storage.lineage.Forked`).
     """
 
@@ -52,8 +53,9 @@ class Granted(TypedDict):
     why: dict[str, Any]
 
 
-#: Asks, where a trial's grant ends, what it is granted then; None: it pauses. It is given the values, by epoch,
-#: that the trial has reported and that are not stored yet, and stores them with a grant; else it leaves them.
+#: Called when a trial's grant ends; returns the next grant, or None if the trial pauses. The argument holds the
+#: values, by epoch, that the trial has reported and that are not stored yet; it stores them with a grant, and
+#: without one it leaves them to the caller.
 Extend = Callable[[Mapping[int, float]], Granted | None]
 
 
@@ -65,10 +67,10 @@ class Grant:
         study_id: Optuna's id of the study.
         granted: What is stored with the trial.
         params: The parameters of a new trial; None: its sampler draws them.
-        state: What the scheduler stores for later; None: what is there stays.
-        fork: Where a new trial begins that is a fork; None for any other.
-        cuts: Whether it cuts the grant that a trial which waits has.
-        retries: How many trials had been retried when it was decided; None: any number.
+        state: What the scheduler stores for its later decisions; None: the stored state stays.
+        fork: For a new trial that is a fork, where it begins; else None.
+        cuts: Whether it cuts the grant that a waiting trial already has.
+        retries: How many trials had been retried when it was decided; None: do not check.
     """
 
     study_id: int
@@ -86,7 +88,7 @@ def grants_of(trial: FrozenTrial) -> Sequence[Granted]:
 
 
 def granted_until(trial: FrozenTrial) -> int | None:
-    """The epoch after which a trial pauses; None where it trains to its end."""
+    """The epoch after which a trial pauses; None if it trains to its end."""
     grants = grants_of(trial)
     return grants[-1]["until"] if grants else None
 
@@ -94,18 +96,18 @@ def granted_until(trial: FrozenTrial) -> int | None:
 def granted_after(grants: Sequence[Granted]) -> int:
     """The epoch after which the last of a trial's grants begins."""
     last = grants[-1]["until"] if grants else None
-    # One that ends no earlier was cut to the last one.
+    # An earlier grant that does not end before the last one was cut by it, and does not count.
     ends = (end for grant in grants[:-1] if (end := grant["until"]) is not None and (last is None or end < last))
     return max(ends, default=inherited_by(grants))
 
 
 def inherited_by(grants: Sequence[Granted]) -> int:
-    """Epochs of a trial with these grants that are its parent's; 0 for one that is no fork."""
+    """Epochs that a trial with these grants has from its parent; 0 for one that is no fork."""
     return int(grants[0]["why"].get("epoch", 0)) if grants else 0
 
 
 def begin_grants(session: orm.Session, study_id: int) -> None:
-    """Let a study number its grants, from 0 where it has none; any number of processes may do so at a time."""
+    """Prepare a study for numbered grants, from 0 if it has none; several processes may do so at the same time."""
     lock_study(session, study_id)
     for key in (GRANTED_ATTR, RETRIES_ATTR):
         if session.execute(sa.select(STUDY_USER_ATTRS.c.key).where(_is(study_id, key))).first() is None:
@@ -147,14 +149,14 @@ def add_grant(conn: Executor, trial_id: int, grant: Grant) -> None:
 
 
 def note_retry(session: orm.Session, study_id: int) -> None:
-    """Let no grant be stored any more that was decided before: it leaves out what the retried trial may train."""
+    """Make grants that were decided before this refused: they do not count what the retried trial may train."""
     now = json.dumps(_retries(session, study_id) + 1)
     if not changed_rows(session, _SET_RETRIES, {"study": study_id, "now": now}):
         _add(session, study_id, RETRIES_ATTR, 1)
 
 
 def _retries(conn: Executor, study_id: int) -> int:
-    """How many trials were retried; their number stays until the transaction's end."""
+    """How many trials were retried; locks this number until the transaction's end."""
     return int(json.loads(cast("str", conn.execute(_RETRIES, {"study": study_id}).scalar() or "0")))
 
 
@@ -164,7 +166,7 @@ def is_granted(session: orm.Session, trial_id: int) -> bool:
 
 
 def has_grant(conn: Executor, trial_id: int, grant: Grant) -> bool:
-    """Whether an earlier try has stored it after all."""
+    """Whether an earlier try has stored this grant after all."""
     return grant.granted in _stored(conn, trial_id)
 
 
@@ -173,7 +175,7 @@ def _store_fork(session: orm.Session, trial_id: int, study_id: int, fork: Forked
     of_study = (TRIALS.c.study_id == study_id, TRIALS.c.number == fork["replaces"])
     replaced = session.execute(sa.select(TRIALS.c.trial_id).where(*of_study)).scalar()
     if replaced is not None and prune_paused_trial(session, replaced) is not None:
-        forget_pause(session, replaced, decision=False)  # a larger budget does not bring it back
+        forget_pause(session, replaced, decision=False)  # so a larger budget does not pause it again
         note_change(session, study_id, replaced)
 
 
@@ -189,7 +191,7 @@ _OF_TRIAL = (
 )
 _TEXT = TRIAL_USER_ATTRS.c.value_json
 _GRANTS = sa.select(_TEXT).where(*_OF_TRIAL)
-#: A list of grants gets one more: what follows takes the place of its closing bracket.
+#: Appends a grant to the JSON list: the text of ``more`` replaces the closing bracket.
 _APPEND = (
     sa.update(TRIAL_USER_ATTRS)
     .where(*_OF_TRIAL)
@@ -202,7 +204,7 @@ _FIRST = sa.insert(TRIAL_USER_ATTRS).inline()
 
 
 def _change(key: str) -> sa.Update:
-    """Changes an attribute of a study, if it is there."""
+    """A statement that changes an attribute of a study, if the study has it."""
     study = STUDY_USER_ATTRS.c.study_id == sa.bindparam("study", type_=sa.Integer)
     now = sa.bindparam("now", type_=sa.String)
     return sa.update(STUDY_USER_ATTRS).where(study, STUDY_USER_ATTRS.c.key == key).values(value_json=now)

@@ -1,8 +1,9 @@
 """Single statements that write to a trial only if it may be written to.
 
-Optuna reads the trial, checks its state in Python and then writes: up to four statements, during which SQLite
-knows only one writer. Here the checks (the trial is unfinished; the writer holds its lease) are the condition of
-an ``INSERT … SELECT … ON CONFLICT``, so a write is one statement, and the write lock is held for its time only.
+Optuna reads the trial, checks its state in Python and then writes: up to four statements, during which no other
+process can write to a SQLite file. Here the checks (the trial is unfinished; the writer holds its lease) are the
+condition of an ``INSERT … SELECT … ON CONFLICT``, so a write is one statement and holds the write lock only
+briefly.
 """
 
 import functools
@@ -19,10 +20,10 @@ from sqlalchemy import orm
 from hpo.storage.ledger import ATTEMPTS
 from hpo.storage.optuna_private import TRIALS, VALUES, models
 
-# An execution option: each statement is a transaction of its own, SQLite needs no BEGIN around it.
+# An execution option: each statement is a transaction of its own, so that SQLite needs no BEGIN around it.
 SINGLE = "hpo_single"
 
-#: Written out: a list in a statement is filled in anew each time, and can't be where it stores several rows.
+#: Not `in_`: SQLAlchemy expands a list anew at each execution, and can't in a statement that stores several rows.
 _UNFINISHED = sa.or_(TRIALS.c.state == TrialState.RUNNING, TRIALS.c.state == TrialState.WAITING)
 _SET_STATE = (
     sa.update(TRIALS)
@@ -42,20 +43,20 @@ def guarded_insert(
     """A statement that stores one row of a trial.
 
     Its parameters are ``new_<column>`` for each column, ``trial`` and, if fenced, ``attempt``. It affects no row
-    when the trial is missing, finished or not the attempt's.
+    if the trial is missing or finished, or ``attempt`` is not its lease.
 
     Args:
         dialect: ``sqlite``, ``postgresql`` or ``mysql``.
-        table: One of Optuna's tables of what belongs to a trial.
+        table: One of Optuna's tables whose rows belong to a trial.
         columns: The columns to fill, besides ``trial_id``.
         key: The column that is unique within the trial.
-        replace: Whether a row with the same key gets the new values; otherwise it stays.
+        replace: Whether an existing row with the same key gets the new values; otherwise it stays as it is.
         fenced: Whether the writer must hold the trial's lease.
     """
     names = ["trial_id", *columns]
     source = _allowed_trial(table, columns, fenced=fenced)
     updated = [column for column in columns if column != key]
-    # Imported by name: each dialect's modules take time, and a process knows one.
+    # Imported by name: importing a dialect's modules takes time, and a process needs only one dialect.
     insert: Any = importlib.import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
     insert = insert.from_select(names, source)
     if dialect == "mysql":
@@ -68,7 +69,7 @@ def guarded_insert(
             insert = insert.on_conflict_do_update(index_elements=index, set_=updates)
         else:
             insert = insert.on_conflict_do_nothing(index_elements=index)
-    # Without preserve_rowcount PostgreSQL's driver answers -1, and a refusal would pass unseen.
+    # Without preserve_rowcount PostgreSQL's driver returns -1, and a refusal would go unnoticed.
     statement: sa.Executable = insert.inline().execution_options(preserve_rowcount=True)
     return statement
 
@@ -86,8 +87,8 @@ def _allowed_trial(table: sa.Table, columns: tuple[str, ...], *, fenced: bool) -
         ATTEMPTS.c.ended_at.is_(None),
         writable,
     )
-    # The lock makes a requeue wait for this write, and this write for a requeue: it then finds the lease ended.
-    # The trial is in a subquery so that only the lease is locked: a requeue locks the two in this order, too.
+    # With the lock, a requeue waits for this write, and this write for a requeue, after which the lease has ended.
+    # The trial is in a subquery so that only the lease is locked: a requeue, too, locks the lease first.
     return source.with_for_update()
 
 
@@ -96,10 +97,10 @@ def set_attr(session: orm.Session, table: sa.Table, trial_id: int, key: str, val
 
     Args:
         session: The transaction.
-        table: Of the trials' user attributes or system attributes.
+        table: The table of trials' user attributes or of their system attributes.
         trial_id: The trial.
         key: The attribute.
-        value: What it becomes.
+        value: Its new value.
     """
     dialect = session.get_bind().dialect.name
     statement = guarded_insert(dialect, table, ("key", "value_json"), "key", replace=True, fenced=False)
@@ -107,7 +108,7 @@ def set_attr(session: orm.Session, table: sa.Table, trial_id: int, key: str, val
 
 
 def set_state(session: orm.Session, trial_id: int, state: TrialState, values: Sequence[float]) -> bool:
-    """Set the state and values of an unfinished trial; False where it isn't one."""
+    """Set the state and values of an unfinished trial; False if it is finished or missing."""
     completed = datetime.now(UTC).replace(tzinfo=None) if state.is_finished() else None
     row: dict[str, Any] = {"trial": trial_id, "new_state": state, "new_completed": completed}
     changed = cast("sa.CursorResult[tuple[()]]", session.execute(_SET_STATE, row))

@@ -1,4 +1,4 @@
-"""Connections of which a server has few: a process keeps one, and closes it while it does not use it for long."""
+"""A connection pool for servers that allow few connections: it keeps one, and can close it while it is idle."""
 
 import math
 import time
@@ -7,24 +7,24 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.util import queue
 
-#: Seconds for which a connection that worked is taken to work still; statements of a decision follow each other
-#: faster. Where it has broken meanwhile, what it was lent for fails as if it broke a moment later, and is tried
+#: Seconds for which a connection that worked is assumed to still work; the statements of a decision follow each
+#: other faster. If it has broken in between, the statement fails as if it had broken a moment later, and is tried
 #: again (`hpo.storage.outage`).
 _FRESH: Final = 0.1
 
 
 class IdlePool(sa.QueuePool):
-    """A pool that can close what it has not lent for a while; the next statement opens a connection anew.
+    """A pool that can close connections that have not been used for a while; the next statement opens a new one.
 
-    Told to ask a connection whether it still works before it lends it, it does so only if none was given back
-    just before: a question takes as long as many a statement.
+    With ``pool_pre_ping``, it pings a connection before use only if none was returned just before, because a ping
+    takes as long as many a statement.
     """
 
     _used_at = math.inf
     _pings = False
 
     @property
-    def _pre_ping(self) -> bool:  # SQLAlchemy reads it each time that it lends a connection
+    def _pre_ping(self) -> bool:  # SQLAlchemy reads it at each checkout of a connection
         return self._pings and time.monotonic() - self._used_at >= _FRESH
 
     @_pre_ping.setter
@@ -40,14 +40,14 @@ class IdlePool(sa.QueuePool):
 
     def _do_return_conn(self, record: Any) -> None:
         self._used_at = time.monotonic()
-        record.fresh = False  # as SQLAlchemy marks one that it has lent with a question
+        record.fresh = False  # as SQLAlchemy itself does for a connection that it has pinged
         super()._do_return_conn(record)
 
     def close_idle(self, seconds: float) -> None:
-        """Close connections that are not in use, if none has been given back for so many seconds.
+        """Close connections that are not in use, if none has been returned for this many seconds.
 
-        Any thread may do so: a connection is taken out of the pool as by who uses it, and closed as one for which
-        a pool has no room.
+        Any thread may call this: a connection is taken out of the pool as for use, and then closed like one for
+        which the pool has no room.
         """
         while time.monotonic() - self._used_at >= seconds:
             try:
