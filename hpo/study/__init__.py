@@ -1,5 +1,5 @@
-"""One study: created and loaded, read (status, ranking, pruning), and cared for (retry, repair, retention).
+"""Everything about one study: creating and loading it, reading its state, and maintaining its trials and files.
 
-Imports from search and below. Used from above: `open_study` (`start_study`, `load_study`, `OpenStudy`),
-`status`, `outcome`, `ranking`, `folders` and the modules named after what they do.
+Imports from search and below. Packages above use `open_study` (`start_study`, `load_study`, `OpenStudy`),
+`status`, `outcome`, `ranking`, `folders`, and modules such as `retry`, `repair` and `retention`.
 """

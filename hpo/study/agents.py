@@ -1,4 +1,4 @@
-"""The agents of a study: who works on it now, what each of them does, and the request that all of them leave."""
+"""The agents of a study: lists those at work, asks all of them to leave, and ends the dead ones."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 
 _HOUR: Final = 3600.0
-#: Outcomes of attempts that have ended their trial; a lost trial's own end is no work of its agent's.
+#: Outcomes of attempts that count as trials ended by their agent; the agent of a lost trial did not end it.
 _ENDS: Final = tuple(str(each) for each in Outcome if each is not Outcome.LOST)
 
 
 def agents_at_work(opened: OpenStudy) -> list[dict[str, Any]]:
-    """One entry an agent that has not ended, as far as is known here, by number.
+    """One entry for each agent that has not ended, as far as is known on this machine, by number.
 
-    ``running`` is how many of its workers have a trial; ``ended_per_hour`` how many trials it has brought to an
-    end in the last hour by its own clock, or scaled up to an hour where it is younger; ``last_beat_s`` when it was
-    last heard of.
+    ``running`` is how many of its workers have a trial. ``ended_per_hour`` is how many trials it has brought to an
+    end in the last hour by its own clock, scaled up to an hour where it is younger. ``last_beat_s`` is how many
+    seconds ago it last gave a sign of life.
     """
     with opened.storage.engine.connect() as conn:
         found = not_dead(conn, opened.study_id)
@@ -53,7 +53,7 @@ def agents_at_work(opened: OpenStudy) -> list[dict[str, Any]]:
 
 
 def heard_of_lately(opened: OpenStudy) -> int:
-    """How many agents are at work, as far as their last signs of life tell."""
+    """How many agents are at work, judged by the time of their last signs of life."""
     now, own = time.time(), opened.spec.run.lost_after
     with opened.storage.engine.connect() as conn:
         found = not_dead(conn, opened.study_id)
@@ -61,12 +61,12 @@ def heard_of_lately(opened: OpenStudy) -> int:
 
 
 def not_dead(conn: sa.Connection, study_id: int) -> list[Agent]:
-    """The agents of a study that have not ended, without those that are known to be dead."""
+    """The agents of a study that have not ended and are not known to be dead."""
     return [each for each in agents.open_agents(conn, study_id) if each.is_alive() is not False]
 
 
 def _work_of(conn: sa.Connection, of: Sequence[int]) -> dict[int, tuple[int, int, float]]:
-    """How many attempts of each agent run, how many have ended a trial in the last hour, and when one last did."""
+    """For each agent: its running attempts, those that ended a trial in the last hour, and when one last ended."""
     lately = sa.and_(ATTEMPTS.c.ended_at > AGENTS.c.beat_at - _HOUR, ATTEMPTS.c.outcome.in_(_ENDS))
     query = (
         sa.select(
@@ -84,10 +84,10 @@ def _work_of(conn: sa.Connection, of: Sequence[int]) -> dict[int, tuple[int, int
 
 
 def ask_all_to_leave(opened: OpenStudy) -> list[Agent]:
-    """Ask every agent of a study to requeue its trials and to leave; those that join later are not meant.
+    """Ask every agent of a study to requeue its trials and leave; agents that join later are not affected.
 
     Returns:
-        The agents that are to leave, but for those that are known to be dead.
+        The agents that are to leave, without those known to be dead.
     """
     opened.storage.set_study_system_attr(opened.study_id, STOP_ATTR, agents.new_stop_request())
     with opened.storage.engine.connect() as conn:
@@ -96,13 +96,14 @@ def ask_all_to_leave(opened: OpenStudy) -> list[Agent]:
 
 @patient
 def end_dead_agents(storage: StudyStorage, study_id: int, *, grace: float, sightings: Sightings) -> list[Agent]:
-    """Store that agents have ended which are dead, or which were not heard of while this process watched them.
+    """Store the end of agents that are dead, or that stayed silent while this process watched them.
 
     Args:
-        storage: Where the study is.
+        storage: The study's storage.
         study_id: Optuna's id of the study.
-        grace: Seconds of silence after which an agent on another machine counts as gone; its own, where longer.
-        sightings: What this process has seen when it looked before.
+        grace: Seconds of silence after which an agent on another machine counts as gone; an agent's own allowed
+            silence counts where it is longer.
+        sightings: What this process saw when it looked before.
 
     Returns:
         The agents that have been ended now.

@@ -1,4 +1,4 @@
-"""The files in the checkpoint folders of a study's trials, as they are on the disk."""
+"""Lists and removes the checkpoint files of a study's trials on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from hpo.errors import StudyError
 from hpo.study.folders import CHECKPOINTS, is_attempt
 
-#: How the name of a file begins that is being written, or whose writer was killed.
+#: Prefix of a file that is being written, or whose writer was killed.
 HALF_WRITTEN: Final = ".epoch-"
 
 
@@ -22,7 +22,7 @@ class StoredFile:
     Attributes:
         path: The file.
         size: Bytes.
-        changed: When it was written, in nanoseconds since the epoch.
+        changed: When it was last modified, in nanoseconds since 1970.
     """
 
     path: Path
@@ -31,7 +31,7 @@ class StoredFile:
 
 
 def unlink(file: StoredFile) -> bool:
-    """Remove a file that is still as it was looked at; whether it went.
+    """Remove a file if it has not changed since it was looked at; returns whether it was removed.
 
     Raises:
         StudyError: It can't be removed.
@@ -49,15 +49,15 @@ def unlink(file: StoredFile) -> bool:
 
 
 def total_size(files: Mapping[int, Sequence[StoredFile]]) -> int:
-    """Bytes of all these files, which are by trial."""
+    """The total size in bytes of files by trial."""
     return sum(file.size for there in files.values() for file in there)
 
 
 def scan(output_dir: Path) -> dict[int, list[StoredFile]]:
-    """The checkpoint files of all trials, half-written ones with them, by trial.
+    """The checkpoint files of all trials, by trial, including half-written ones.
 
-    A link in the place of a trial's folder, or of one in it, is not followed: what it leads to may be another
-    study's.
+    Symbolic links in place of a trial's folder or a folder in it are not followed: their target may belong to
+    another study.
     """
     found: dict[int, list[StoredFile]] = {}
     for trial in _entries(output_dir / "trials"):
@@ -76,7 +76,7 @@ def _stored_files(folder: Path) -> Iterator[StoredFile]:
         if entry.name.startswith(("epoch-", HALF_WRITTEN)):
             try:
                 stat = entry.stat()
-            except FileNotFoundError:  # a running trial's own retention
+            except FileNotFoundError:  # a running trial has just removed it
                 continue
             yield StoredFile(folder / entry.name, stat.st_size, stat.st_mtime_ns)
 

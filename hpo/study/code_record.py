@@ -1,7 +1,6 @@
-"""The code that a study runs, as stored with it: which it is now, and each change that a person has accepted.
+"""The record of a study's code, stored with the study: its present code, and each change that a person accepted.
 
-Every attempt at a trial has the hash of its worker's code in the ledger, so it is known of each trial under which
-code it ran.
+The ledger has the hash of the worker's code for every attempt, so each trial's code is known.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _LISTED: Final = 20
 
 @dataclass(frozen=True)
 class CodeVersion:
-    """The code from a moment on.
+    """A version of a study's code.
 
     Attributes:
         hash: Its hash.
-        since: That moment, ISO 8601, UTC.
-        changed: What was different from the version before, a line each; none of the first one.
+        since: When the study began to use it, ISO 8601, UTC.
+        changed: The differences from the version before, one line each; empty for the first version.
     """
 
     hash: str
@@ -41,11 +40,11 @@ class CodeVersion:
 
 @dataclass(frozen=True)
 class CodeRecord:
-    """What is stored of a study's code.
+    """What is stored about a study's code.
 
     Attributes:
-        files: A hash for each module of the code that the study has now; see `CodeIdentity`.
-        versions: That code last, before it those that the study had.
+        files: A hash for each module of the study's present code; see `CodeIdentity`.
+        versions: All versions that the study has had, the present one last.
     """
 
     files: Mapping[str, str]
@@ -61,12 +60,12 @@ class CodeRecord:
 
     @property
     def hash(self) -> str:
-        """The hash of the code that the study has now."""
+        """The hash of the study's present code."""
         return self.versions[-1].hash
 
 
 def keep_code(study: optuna.Study, code: CodeIdentity, before: CodeRecord | None = None) -> None:
-    """Store the code that the study has from now on, after what it had ``before``."""
+    """Store the code that the study has from now on, as a further version of the record ``before``."""
     changed = code.changes_since(before.files) if before else []
     version = CodeVersion(code.hash, datetime.now(UTC).isoformat(timespec="seconds"), changed)
     record = CodeRecord(code.files, [*(before.versions if before else ()), version])
@@ -74,7 +73,7 @@ def keep_code(study: optuna.Study, code: CodeIdentity, before: CodeRecord | None
 
 
 def code_problem(record: CodeRecord | None, code: CodeIdentity) -> str:
-    """What is wrong with code that is not the study's, naming the files; empty where it is, or none is known."""
+    """How the code here differs from the study's, naming the files; empty if it does not, or none is recorded."""
     if record is None or code.hash == record.hash:
         return ""
     changes = code.changes_since(record.files)
@@ -84,7 +83,7 @@ def code_problem(record: CodeRecord | None, code: CodeIdentity) -> str:
 
 
 def code_fix(spec: StudySpec) -> str:
-    """What to do about code that is not the study's."""
+    """The fix for code that differs from the study's."""
     return (
         f"undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or accept the "
         "change with `hpo run --accept-code-change` (in Python `accept_code_change=True`)"
@@ -92,7 +91,7 @@ def code_fix(spec: StudySpec) -> str:
 
 
 def trial_codes(storage: StudyStorage, trial: FrozenTrial) -> list[str]:
-    """The code that a trial ran under, the latest last; more than one where it resumed under other code."""
+    """The hashes of the code that a trial ran under, the latest last; several if it resumed under other code."""
     return codes_of(storage.attempts_of_trial(id_of_trial(trial)))
 
 

@@ -1,4 +1,4 @@
-"""The config that a study was started with: stored with it, and compared with that of each later run."""
+"""Stores the config that a study is started with, and compares the config of each later run with it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hpo.storage.optuna_private import METRIC_NAMES_ATTR, id_of_study, storage_o
 from hpo.study.code_record import keep_code
 from hpo.study.widened import Widening, refuse_narrower
 
-#: What trials of two studies must have in common, so that one can start from the other's.
+#: Keys that must be equal in two studies for one to start from the other's trials.
 _GOAL_KEYS: Final = ("metric", "direction", "objectives")
 
 
 def keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
-    """Store with a new study what it is started with: its code by hash, its config, the names of its metrics."""
-    keep_code(study, code_identity(spec))  # first: a process that sees the config's hash sees the code, too
+    """Store with a new study the hashes of its code, its config, and the names of its metrics."""
+    keep_code(study, code_identity(spec))  # first, so that a process that sees the config's hash sees the code
     study.set_user_attr(CONFIG_ATTR, stored_config(spec))
     # As `Study.set_metric_names` does, for the axes of Optuna's plots and of the dashboard.
     storage_of(study).set_study_system_attr(id_of_study(study), METRIC_NAMES_ATTR, list(spec.study.goals))
@@ -36,16 +36,16 @@ def keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
 
 
 def wider_config(spec: StudySpec, study: optuna.Study, *, widen: bool) -> Widening | None:
-    """Compare the config with the stored one; what a wider search space adds to it, None for the same config.
+    """Compare the config with the stored one; returns how its search space is wider, None for an equal config.
 
     Args:
         spec: The study file as it is now.
-        study: The study, which was there.
-        widen: Whether a wider space is to be stored.
+        study: The existing study.
+        widen: Whether a wider search space is accepted.
 
     Raises:
-        InputError: The config is another one, in more than a wider space with ``widen``; or hpo did not start the
-            study.
+        InputError: The config differs (with ``widen``: in more than a wider search space), or hpo did not start
+            the study.
     """
     stored: dict[str, Any] = _stored_attrs(study)
     if HASH_ATTR not in stored and not study.get_trials(deepcopy=False):
@@ -64,11 +64,11 @@ def wider_config(spec: StudySpec, study: optuna.Study, *, widen: bool) -> Wideni
 
 
 def refused_config(spec: StudySpec, stored: Mapping[str, Any]) -> InputError | None:
-    """Why a study with these user attributes would be refused, by its config; None where it would not.
+    """The error if a study with these user attributes would be refused for its config; None where it would not.
 
-    A wider search space is refused unless a person asks for it.
+    A wider search space counts as different here.
     """
-    if HASH_ATTR not in stored:  # hpo did not start it, or its creator died: then it has no trials
+    if HASH_ATTR not in stored:  # hpo did not start the study, or its creator died before any trial
         return None
     before, now = stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config())
     changes = diff_configs(before, now)
@@ -91,15 +91,15 @@ def _other_config(
 
 
 def stored_config(spec: StudySpec) -> dict[str, Any]:
-    """The base config as it is stored: without the password of a storage's URL."""
+    """The base config as it is stored: without the password in the storage's URL."""
     config = spec.base_config()
-    if config["run"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
+    if config["run"]["storage"] is not None:  # the dashboard shows attributes, and a URL may contain a password
         config["run"]["storage"] = display_url(config["run"]["storage"])
     return config
 
 
 def not_ours(spec: StudySpec) -> InputError:
-    """The error for a study of that name that another tool has made."""
+    """The error for a study of this name that another tool has created."""
     file, line = spec.location("study.name")
     return InputError(
         f"the storage has a study named {spec.study.name} that was not started by `hpo run`",
@@ -116,7 +116,7 @@ def _is_found_by_file(spec: StudySpec) -> bool:
 
 
 def _delete_command(spec: StudySpec) -> str:
-    """What deletes this study, as a shell reads it."""
+    """The shell command that deletes this study."""
     given = {"run.storage": display_url(spec.storage_url), "run.output_dir": str(spec.output_dir)}
     words = ["hpo", "delete", str(spec.path), f"study.name={spec.study.name}"]
     words += [f"{path}={value}" for path, value in given.items() if spec.location(path)[0] == COMMAND_LINE]
@@ -124,7 +124,7 @@ def _delete_command(spec: StudySpec) -> str:
 
 
 def _stored_attrs(study: optuna.Study) -> dict[str, Any]:
-    """The study's attributes; a study that is being created next door gets a moment to receive them."""
+    """The study's attributes; waits up to 2 s if another process is just creating the study."""
     for _ in range(20):
         attrs = study.user_attrs
         if HASH_ATTR in attrs:

@@ -1,4 +1,4 @@
-"""What a study runs on: versions, processors, and the state of the code that it belongs to."""
+"""Describes what a study runs on: software versions, processors, and the git state of its code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PACKAGE: Final = "hpo-service"
 
 
 def environment(folder: Path | None = None) -> dict[str, Any]:
-    """This machine, and the software on it, as plain values that JSON and YAML can hold.
+    """This machine and its software, as plain values that JSON and YAML can represent.
 
-    CUDA is not started, so a parent of workers may ask.
+    Does not start CUDA, so a process that later forks workers may call it.
 
     Args:
-        folder: Whose git repository is looked at; None: the working directory's.
+        folder: A folder in the git repository to describe; None: the working directory.
 
     Returns:
         ``hpo``, ``python``, ``torch``, ``optuna``: versions; ``platform``, ``host``, and ``cpu_count``;
@@ -45,7 +45,7 @@ def environment(folder: Path | None = None) -> dict[str, Any]:
 
 
 def _torch_build() -> tuple[str, str | None]:
-    """Version of torch, and of the CUDA it was built for, from its own file: importing torch takes seconds."""
+    """Versions of torch and of its CUDA, read from torch's version file, since importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
@@ -54,8 +54,8 @@ def _torch_build() -> tuple[str, str | None]:
 
 
 def gpu_names() -> list[str]:
-    """Names of the machine's NVIDIA GPUs by their driver's own program; empty where there is none."""
-    # Asking torch for names would start CUDA: hundreds of MB in a process that only watches.
+    """Names of the machine's NVIDIA GPUs, from `nvidia-smi`; empty where there is none."""
+    # Asking torch would start CUDA, which takes hundreds of MB in a process that only watches.
     answer = output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return [line.strip() for line in (answer or "").splitlines() if line.strip()]
 

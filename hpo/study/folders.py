@@ -1,4 +1,4 @@
-"""Where things lie in a study's output folder, and output that goes to a trial's own log."""
+"""The layout of a study's output folder, and the redirection of printed output into a trial's log."""
 
 import contextlib
 import os
@@ -11,26 +11,26 @@ from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.wording import listed
 
-#: What a study makes in its output folder, and takes away with itself.
+#: The folders that a study makes in its output folder, and that are removed with it.
 OWN_FOLDERS: Final = ("trials", "artifacts", "final", "logs", "agents")
-#: Says whose the output folder is.
+#: The file that says to which study the output folder belongs.
 OWNER_FILE: Final = "study-name.txt"
-#: Of a training: its checkpoints.
+#: The folder with the checkpoints of one attempt.
 CHECKPOINTS: Final = "checkpoints"
 _STOP_NOTE: Final = "stopped.txt"
-#: Logs of workers that an earlier version may have left, and of what an engine has started (`hpo submit`).
+#: Logs that may be older than the study: of workers, from an earlier version, and of an engine (`hpo submit`).
 _EARLY_LOGS: Final = ("logs/*worker-*.log", "agents/driver*.log", "agents/agent-*.log")
-#: Said for a note that a full disk has left empty.
+#: The reason given for a note that a full disk has left empty.
 _CUT_OFF: Final = "the disk was full"
-#: What a stream raises that is no whole stream, is closed, or has no room.
+#: What a stream raises if it is incomplete or closed, or its disk is full.
 _UNUSABLE: Final = (AttributeError, OSError, ValueError)
 
 
 def make_output_folder(spec: StudySpec) -> None:
-    """Make the output folder, with that of the workers' logs, and say there whose it is.
+    """Make the output folder and the folder for workers' logs, and write down to which study it belongs.
 
     Raises:
-        InputError: It is another study's.
+        InputError: The folder belongs to another study.
         StudyError: It can't be made.
     """
     file = spec.output_dir / OWNER_FILE
@@ -44,12 +44,12 @@ def make_output_folder(spec: StudySpec) -> None:
 
 
 def refuse_output_of_others(spec: StudySpec) -> None:
-    """Refuse an output folder in which another study, or a person, has what this study would write.
+    """Refuse an output folder in which another study, or a person, has files where this study would write.
 
     Two studies would resume from each other's checkpoints, and `hpo delete` would remove both.
 
     Raises:
-        InputError: It is one.
+        InputError: It is such a folder.
     """
     owner = _owner(spec)
     foreign: list[str] = []
@@ -64,7 +64,7 @@ def refuse_output_of_others(spec: StudySpec) -> None:
 
 
 def _owner(spec: StudySpec) -> str | None:
-    """Whose the output folder is; empty where who made it was killed; None where nothing says that."""
+    """The study that owns the output folder; empty if its process was killed; None without an owner file."""
     try:
         return (spec.output_dir / OWNER_FILE).read_text(encoding="utf-8").strip()
     except OSError:
@@ -74,12 +74,12 @@ def _owner(spec: StudySpec) -> str | None:
 def _has_trials(spec: StudySpec) -> bool:
     try:
         return any((spec.output_dir / "trials").glob("[0-9]*"))
-    except OSError:  # this user can't look there: who writes to the folder says so
+    except OSError:  # this user can't read it, which is reported by whatever writes to the folder
         return False
 
 
 def _holds_others(folder: Path) -> bool:
-    """Whether there is anything but logs that are older than the study."""
+    """Whether the folder contains anything but logs that may be older than the study."""
     try:
         return not all(any(map(each.match, _EARLY_LOGS)) for each in folder.iterdir())
     except OSError:  # there is no such folder
@@ -87,7 +87,7 @@ def _holds_others(folder: Path) -> bool:
 
 
 def unwritable(spec: StudySpec, error: OSError) -> StudyError:
-    """The error of an output folder that can't be made, or written to."""
+    """The error for an output folder that can't be made or written to."""
     problem = f"{spec.output_dir}: can't make the output folder: {error.strerror or error}"
     file, line = spec.location("run.output_dir")
     here = f" ({file}:{line})" if line is not None and spec.is_written("run.output_dir") else ""
@@ -96,10 +96,10 @@ def unwritable(spec: StudySpec, error: OSError) -> StudyError:
 
 @contextlib.contextmanager
 def rights_explained(spec: StudySpec) -> Iterator[None]:
-    """Say which of a study's files this user may not read.
+    """Turn a PermissionError inside into an error that names the file.
 
     Raises:
-        StudyError: In place of a PermissionError.
+        StudyError: In place of the PermissionError.
     """
     try:
         yield
@@ -109,7 +109,7 @@ def rights_explained(spec: StudySpec) -> Iterator[None]:
 
 
 def worker_logs(spec: StudySpec) -> Path:
-    """Folder for what workers print outside of trials, a file each."""
+    """Folder for what workers print outside of trials, one file per worker."""
     return spec.output_dir / "logs"
 
 
@@ -126,18 +126,18 @@ def attempt_folder(spec: StudySpec, number: int, attempt: int) -> Path:
 
 
 def set_aside(spec: StudySpec, number: int, attempt: int, known: Callable[[], Collection[int]]) -> list[str]:
-    """Rename what lies where an attempt that begins now, and those after it, write.
+    """Rename existing folders of the attempt that begins now and of later attempts.
 
-    It was written for another database: one that was removed or put back to an earlier state. A trial of other
-    parameters must not resume from it.
+    Such folders were written for another database, which was removed or restored to an earlier state. A trial
+    with other parameters must not resume from them.
 
     Args:
         spec: The study.
         number: The trial.
         attempt: The attempt that begins.
-        known: The trial's attempts that the database knows. A process that was stopped before this may have lost
-            the trial by now: the folder of the attempt after its own is then in use. A folder is made later than
-            its attempt's row, so the database is asked after the folders have been listed.
+        known: Returns the trial's attempts in the database, whose folders are in use: this process may have been
+            stopped for a while and have lost the trial to a later attempt. It is called after the folders have
+            been listed, since a folder is made later than its attempt's row.
 
     Returns:
         The new names.
@@ -167,18 +167,18 @@ def attempt_of(folder: Path) -> int:
 
 
 def is_attempt(name: str) -> bool:
-    """Whether a folder of this name is an attempt's: not a copy, ``attempt-1.bak``, kept beside it."""
+    """Whether a folder of this name belongs to an attempt; a copy such as ``attempt-1.bak`` does not."""
     return name.startswith("attempt-") and name.removeprefix("attempt-").isdecimal()
 
 
 def note_stop(spec: StudySpec, number: int, attempt: int, reason: str) -> None:
-    """Note in an attempt's folder why it ends where that can't be stored; see `stop_note`."""
-    with contextlib.suppress(OSError):  # the disk may be what has failed
+    """Write into an attempt's folder why it ends, where that can't be stored; see `stop_note`."""
+    with contextlib.suppress(OSError):  # the disk itself may have failed
         (attempt_folder(spec, number, attempt) / _STOP_NOTE).write_text(reason, encoding="utf-8")
 
 
 def stop_note(spec: StudySpec, number: int, attempt: int) -> str | None:
-    """Why an attempt ended that was no fault of its trial and could not be stored; None where there is no note."""
+    """Why an attempt ended through no fault of its trial, if that was noted in its folder; else None."""
     file = trial_folder(spec, number) / f"attempt-{attempt}" / _STOP_NOTE
     try:
         return file.read_text(encoding="utf-8", errors="replace") or _CUT_OFF
@@ -188,7 +188,7 @@ def stop_note(spec: StudySpec, number: int, attempt: int) -> str | None:
 
 @contextlib.contextmanager
 def redirect_output(log: Path) -> Iterator[None]:
-    """Send everything that this process and its children print into ``log``, below Python's own streams too."""
+    """Redirect all that this process and its children print to ``log``, including output not from Python."""
     flush_output()
     kept = [os.dup(1), os.dup(2)]
     with log.open("ab", buffering=0) as file:
@@ -218,9 +218,9 @@ def print_notice(text: str) -> None:
 
 
 def flush_output() -> None:
-    """Write what waits in Python's own streams.
+    """Flush Python's own streams.
 
-    A study's code may have replaced or closed one; what is printed must not change how a trial ends.
+    A study's code may have replaced or closed one; an error in printing must not change how a trial ends.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(*_UNUSABLE):

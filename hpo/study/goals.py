@@ -1,4 +1,4 @@
-"""When a study has reached what it is after, before its trials are used up."""
+"""Decides whether a study is done before its trials are used up."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hpo.study.ranking import best_of
 def goal_reached(study: StudySection, trials: Sequence[FrozenTrial]) -> str | None:
     """Why the study is done by ``study.target_value`` or ``study.stop_after_no_improvement``; None if it is not.
 
-    Both are read from the storage, so that all who work on a study come to the same answer. The best trial, or
-    with several objectives the Pareto front, is that of `hpo.study.ranking`; trials that ended after the latest
-    of it have brought no improvement, with any outcome. One that a scheduler has paused, or has resumed since, may
-    improve yet: as long as it is the best, none has ended after it.
+    The answer follows from the storage, so all workers come to the same one. The best trial, or with several
+    objectives the Pareto front, is that of `hpo.study.ranking`. Trials that ended after the latest of these, with
+    any outcome, have brought no improvement. A trial that a scheduler has paused, or has resumed since, may still
+    improve: as long as it is the best, no trial counts as ended after it.
 
     Args:
-        study: The study file's section.
+        study: The section ``study`` of the study file.
         trials: The study's own trials.
     """
     if study.target_value is None and study.stop_after_no_improvement is None:
@@ -34,7 +34,7 @@ def goal_reached(study: StudySection, trials: Sequence[FrozenTrial]) -> str | No
         if value is not None and sign * value <= sign * study.target_value:
             return f"trial {best[0].number} has reached target_value: {value:.6g} (asked {study.target_value:g})"
     if study.stop_after_no_improvement is not None:
-        # One as good as another (a result taken over) brings nothing.
+        # Of trials with equal values, such as a result taken over, only the first is an improvement.
         first: dict[tuple[float, ...], datetime] = {}
         for trial in best:
             values = tuple(trial.values)

@@ -1,4 +1,4 @@
-"""What a study begins with: trials known from another study, and the base config."""
+"""Adds a study's initial trials: those known from another study, and the base config as the first trial."""
 
 from __future__ import annotations
 
@@ -39,22 +39,21 @@ from hpo.storage.study_storage import StudyStorage
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.wording import are
 
-#: Seconds for which another machine's process may add no initial trial before it is
-#: taken to have died at it.
+#: If a process on another machine adds no initial trial for so many seconds, it counts as dead.
 _PATIENCE: Final = 30.0
 _LOOK: Final = 0.2
-#: Held by the thread that adds initial trials: a process that adds them is known by its own id alone.
+#: Held by the thread that adds initial trials: the storage records only which process adds them.
 _ALONE: Final = threading.Lock()
 
 
 def check_initial_trials(spec: StudySpec, space: SearchSpace) -> None:
     """Refuse a base config outside of the search space, and a study to start from that does not fit.
 
-    A study that has its initial trials does not need it any more: the other one may be gone by now.
+    Nothing is checked in a study that already has its initial trials: the other study may be gone by now.
 
     Raises:
-        InputError: Either is the case.
-        StudyError: The other study, or its storage, is not there.
+        InputError: The base config is outside of the search space, or the other study does not fit.
+        StudyError: The other study or its storage does not exist.
     """
     if not (spec.study.baseline or spec.study.warm_start) or _has_begun(spec):
         return
@@ -67,7 +66,7 @@ def check_initial_trials(spec: StudySpec, space: SearchSpace) -> None:
 def _has_begun(spec: StudySpec) -> bool:
     try:
         storage = open_storage(spec.storage_url, create=False)
-    except (InputError, StudyError):  # a new one; what else is wrong with it is said where it is opened
+    except (InputError, StudyError):  # there is no storage yet; other problems are reported where it is opened
         return False
     try:
         study_id = storage.get_study_id_from_name(spec.study.name)
@@ -79,10 +78,10 @@ def _has_begun(spec: StudySpec) -> bool:
 
 
 def begin(spec: StudySpec, space: SearchSpace, storage: StudyStorage, study: optuna.Study) -> list[str]:
-    """Give a new study its initial trials, once, for any number of processes that start it.
+    """Give a new study its initial trials, exactly once, even if several processes start the study.
 
     Returns:
-        What a person should know of it, a line each.
+        Notes for the user, one line each.
     """
     if not (spec.study.baseline or spec.study.warm_start):
         return []
@@ -94,7 +93,7 @@ def _begun(spec: StudySpec, space: SearchSpace, storage: StudyStorage, study: op
     study_id = id_of_study(study)
     if not _is_ours_to_do(storage, study_id):
         return []
-    # Each step leaves out what is there already: an earlier process may have died in the middle.
+    # Each step skips what exists already: an earlier process may have died in the middle.
     notes = _warm_start(spec, space, study) if spec.study.warm_start is not None else []
     trials = study.get_trials(deepcopy=False)
     if spec.study.baseline and not any(BASELINE_ATTR in trial.user_attrs for trial in trials):
@@ -107,7 +106,7 @@ def base_point(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
     """The base config as a point of the search space.
 
     Raises:
-        InputError: It has no value for a searched path, or one that is not searched.
+        InputError: It has no value for a searched path, or a value outside of the search space.
     """
     config, absent = spec.base_config(), object()
     values = {path: lookup(config, split_path(path), absent) for path in space.params}
@@ -132,11 +131,11 @@ def base_point(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
 
 
 def known_trials(spec: StudySpec, space: SearchSpace) -> tuple[list[FrozenTrial], int]:
-    """The finished trials of ``study.warm_start`` as trials of this study, and how many did not fit its space.
+    """The finished trials of ``study.warm_start`` as trials of this study, and how many do not fit its space.
 
     Raises:
         InputError: The other study optimises something else, or is this study.
-        StudyError: It is not there.
+        StudyError: The other study does not exist.
     """
     other = load_spec(_other_file(spec))
     same_place = other.path == spec.path or other.storage_url == spec.storage_url
@@ -179,12 +178,12 @@ def _other_file(spec: StudySpec) -> Path:
 
 
 def _tells_something(trial: FrozenTrial) -> bool:
-    alone = forked_from(trial) is None  # what a fork came to is not the work of its parameters alone
+    alone = forked_from(trial) is None  # a fork's result does not depend on its parameters alone
     return alone and trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and bool(trial.values)
 
 
 def _as_ours(trial: FrozenTrial, spec: StudySpec, space: SearchSpace, other: StudySpec) -> FrozenTrial:
-    """A copy with this study's ranges: samplers pass over trials whose ranges differ from those they draw from."""
+    """A copy with this study's ranges, since samplers ignore trials with other ranges than the search space's."""
     distributions = {path: space.distributions.get(path, trial.distributions[path]) for path in trial.params}
     attrs = {OUTCOME_ATTR: Outcome.DIVERGED} if outcome_of(trial) == Outcome.DIVERGED else {}
     return create_trial(
@@ -199,7 +198,7 @@ def _as_ours(trial: FrozenTrial, spec: StudySpec, space: SearchSpace, other: Stu
 
 
 def _origin(trial: FrozenTrial, other: StudySpec) -> list[Any]:
-    """The study that trained it, which the other one may have started from, and its number there."""
+    """The study that trained a trial, which need not be ``other`` itself, and the trial's number there."""
     known: list[Any] | None = trial.system_attrs.get(ORIGIN_ATTR)
     return known or [other.study.name, trial.number]
 
@@ -237,9 +236,9 @@ def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
         theirs, now = attrs.get(INITIAL_TRIALS_ATTR), time.monotonic()
         with storage.engine.connect() as conn:
             seen = (theirs, count_trials(conn, study_id, tuple(TrialState)))
-        if seen != last:  # it gets on
+        if seen != last:  # the other process makes progress
             last, end = seen, now + _PATIENCE
-        # What this process has begun was broken off: no other thread is here.
+        # If it names this process, an earlier call here was broken off: `_ALONE` keeps out other threads.
         is_dead = theirs == ours or (isinstance(theirs, list) and is_alive(*theirs) is False)
         if (theirs is None or is_dead or now >= end) and _take_over(storage, study_id, theirs, ours):
             return True

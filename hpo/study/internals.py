@@ -1,4 +1,4 @@
-"""What hpo records of a trial beside what was asked for: predictions, and what the Trainer's callbacks watch."""
+"""Separates the metrics that a person asked for from those that hpo's own callbacks record."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.storage.optuna_private import fixed_params
 
-#: Metrics that every trial of the Trainer has unasked: the learning rate, and those of the callbacks that run by
-#: default. A test compares them with the callbacks, which can't be imported where a study is only read.
+#: Metrics that the Trainer records in every trial without being asked: the learning rate, and those of the
+#: callbacks that run by default. A test compares this list with the callbacks, which import torch and so can't be
+#: imported where a study is only read.
 UNASKED: Final = frozenset(
     {
         "lr",
@@ -30,7 +31,7 @@ def parted_metrics(
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
     """The metrics that a person asked for, and the others.
 
-    A metric that is optimised or bounded is asked for, and so is all that a function of `objective` reports.
+    Optimised and bounded metrics are asked for, and so are all that the function of `objective` reports.
     """
     return parted(metrics, wanted_metrics(spec))
 
@@ -43,7 +44,7 @@ def wanted_metrics(spec: StudySpec) -> frozenset[str]:
 
 
 def unasked_metrics(config: Mapping[str, Any]) -> frozenset[str]:
-    """The metrics that were not asked for, of a study that is known by its stored config alone."""
+    """The metrics of `UNASKED` that are not asked for in a study with this stored config."""
     if config.get("objective") is not None:
         return frozenset()
     study = config.get("study") or {}
@@ -54,16 +55,16 @@ def unasked_metrics(config: Mapping[str, Any]) -> frozenset[str]:
 def parted(
     metrics: Mapping[str, float | None], wanted: frozenset[str]
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """The same with `wanted_metrics` at hand."""
+    """As `parted_metrics`, for given `wanted_metrics`."""
     unasked = UNASKED - wanted
     asked = {name: value for name, value in metrics.items() if name not in unasked}
     return asked, {name: value for name, value in metrics.items() if name in unasked}
 
 
 def queued_with(space: SearchSpace, trial: FrozenTrial) -> dict[str, Any]:
-    """The parameters that a trial was queued with, and has before it starts.
+    """The parameters that a trial was queued with.
 
-    Those that the space does not allow are left out: another tool may have queued it.
+    Values that the space does not allow are left out; another tool may have queued them.
     """
     known = {path: value for path, value in fixed_params(trial).items() if path in space.params}
     return {path: value for path, value in known.items() if space.problem(path, value) is None}

@@ -1,4 +1,4 @@
-"""Joining a study that exists: an agent works on it as it is, and changes nothing about it."""
+"""Joins an existing study: an agent works on it without changing its config, code or budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def join_study(spec: StudySpec) -> OpenStudy:
         spec: The study file as it is here.
 
     Raises:
-        InputError: The study has another config, or other code, than there is here.
+        InputError: The study's config or code differs from those on this machine.
         StudyError: There is no such study.
     """
     opened = load_study(spec)
@@ -30,16 +30,16 @@ def join_study(spec: StudySpec) -> OpenStudy:
 
 
 def config_changes(opened: OpenStudy) -> list[str]:
-    """How the config here differs from that of the study's trials, in what must not change; a line each."""
+    """How the config here differs from the study's stored one in what must not change; one line each."""
     stored = opened.study.user_attrs.get(CONFIG_ATTR)
-    if stored is None:  # not of `hpo run`
+    if stored is None:  # the study was not started by `hpo run`
         return []
     return diff_configs(stored_identity(stored), identity(opened.spec.base_config()))
 
 
 def config_warning(opened: OpenStudy) -> str:
-    """What a person should know who takes a trial up under the config here; empty where it is the trials' own."""
-    # Which other points might have been drawn does not matter to a trial that has its own.
+    """A warning for who uses a trial with the config here, if the trials ran with another one; else empty."""
+    # The search space does not matter to a trial that already has its parameters.
     changes = [change for change in config_changes(opened) if not change.startswith("search_space")]
     if not changes:
         return ""

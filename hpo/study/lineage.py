@@ -1,4 +1,4 @@
-"""How a fork came to be: the trials before it, each with the epochs that it has trained of the whole."""
+"""The lineage of a fork: the trials before it, and which of its epochs each of them has trained."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Stage:
 
 
 def forks_by_replaced(trials: Iterable[FrozenTrial]) -> dict[int | None, FrozenTrial]:
-    """Forks by the number of the trial in whose place each stands."""
+    """Forks by the number of the trial whose place each has taken (None for one that replaces none)."""
     return {fork["replaces"]: trial for trial in trials if (fork := forked_from(trial)) is not None}
 
 
 def end_of_paused(trial: FrozenTrial, fork: FrozenTrial | None) -> str | None:
-    """In words, why a paused trial was pruned: the study has ended, or a fork took its place; None for any other.
+    """In words, why a paused trial was pruned: the study ended, or a fork took its place; None for other trials.
 
     Args:
         trial: The trial.
-        fork: The fork that stands in its place, if one does.
+        fork: The fork that has taken its place, if any.
     """
     if (epoch := pruned_at_end(trial)) is not None:
         return paused_at_end(epoch)
@@ -51,11 +51,11 @@ def end_of_paused(trial: FrozenTrial, fork: FrozenTrial | None) -> str | None:
 
 
 def one_of_each_lineage(trials: Iterable[FrozenTrial], every: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    """The trials without those that share their first ancestor with one before them, itself included.
+    """The first trial of each lineage, in the given order: of trials with the same first ancestor only one stays.
 
     Args:
         trials: Some trials of a study, in any order.
-        every: All of them.
+        every: All trials of the study.
     """
     parents = {each.number: fork["parent"] for each in every if (fork := forked_from(each)) is not None}
 
@@ -73,7 +73,7 @@ def one_of_each_lineage(trials: Iterable[FrozenTrial], every: Iterable[FrozenTri
 def lineage_of(
     trials: Sequence[FrozenTrial], trial: FrozenTrial, seed_of: Callable[[int, Mapping[str, Any]], int]
 ) -> list[Stage]:
-    """The stages of a trial, the first one first; a trial that is no fork is the only one of its own.
+    """The stages of a trial's lineage, the first one first; a trial that is no fork has only its own.
 
     Args:
         trials: All trials of the study, by number.
@@ -81,7 +81,7 @@ def lineage_of(
         seed_of: The seed of a trial, by its number and parameters.
 
     Raises:
-        ValueError: A trial of the lineage is not there.
+        ValueError: A trial of the lineage does not exist.
     """
     stages = [Stage(trial.number, trial.params, seed_of(trial.number, trial.params), None)]
     if forked_from(trial) is None:

@@ -1,4 +1,4 @@
-"""Trials that can't resume because the output folder is not the one they wrote to."""
+"""Warns of trials that can't resume because their folders are not in the output folder."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hpo.wording import listed
 
 
 def moved_away(opened: OpenStudy) -> list[str]:
-    """What a person should know of a study whose trials are to resume here, and have left nothing here.
+    """A warning about unfinished trials that have reported values but have no folder here.
 
-    Every attempt that has reported a value has made a folder, so the whole folder is another one than before, or
-    was emptied. A trial that another run may be at work on is left out: it does not begin again.
+    Every attempt that has reported a value has made a folder. So the output folder is another one than before, or
+    was emptied. Trials that another run may be training are left out, since they do not begin again.
 
     Args:
         opened: The study.
 
     Returns:
-        A line, or none.
+        One line, or none.
     """
     with opened.storage.engine.connect() as conn:
         numbers = ledger.unfinished_with_values(conn, opened.study_id)

@@ -1,4 +1,4 @@
-"""The study's note in the dashboard: the YAML that it was started with, and on what."""
+"""Writes the study's note for the dashboard: the study file that it was started with, and its environment."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpo.storage.engines import display_url
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.environment import environment
 
-# As `optuna_dashboard.save_note` stores a note. Importing that takes a second and scikit-learn, in each start of a
-# study; a test reads the note back with the dashboard's own function.
+# The keys under which `optuna_dashboard.save_note` stores a note. Importing it takes a second and needs
+# scikit-learn, at each start of a study; a test reads the note back with the dashboard's own function.
 _VERSION_KEY: Final = "dashboard:note_ver"
 _PART_KEY: Final = "dashboard:note_str:"
 _PART: Final = 2045
 
 
 class Stored(Protocol):
-    """A study at hand; `hpo.study.open_study`, whose `OpenStudy` is one, imports this file."""
+    """The part of `OpenStudy` that this module needs; `hpo.study.open_study` imports this module."""
 
     @property
     def spec(self) -> StudySpec:
@@ -37,7 +37,7 @@ class Stored(Protocol):
 
 
 def write_note(opened: Stored) -> None:
-    """Store the note of a study that has just been created; one that is there is replaced.
+    """Store the note of a study that has just been created, in place of any earlier note.
 
     Raises:
         StorageInternalError: The database failed.
@@ -68,14 +68,14 @@ def note(spec: StudySpec) -> str:
 
 
 def shown_config(spec: StudySpec) -> dict[str, Any]:
-    """The base config for people to read: without passwords in URLs, and without values of keys named so."""
+    """The base config for people to read, without passwords in URLs and values of keys that look secret."""
     config: dict[str, Any] = hidden(spec.base_config())
     config["run"]["storage"] = display_url(spec.storage_url)
     return config
 
 
 def _fenced(content: Mapping[str, Any]) -> str:
-    """A block of YAML, in a fence that is longer than any in it."""
+    """A block of YAML in a fence longer than any run of backticks in it."""
     text = to_yaml(content)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}yaml\n{text}{fence}\n"

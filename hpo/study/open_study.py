@@ -1,4 +1,4 @@
-"""Creating and loading studies: the Optuna study of a spec, with the config it was started with."""
+"""Creates and loads studies: `OpenStudy` joins a study file with its storage, Optuna's study and the scheduler."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ from hpo.study.widened import has_older_space, store_wider
 from trainer.data.seeding import derive_seed
 
 _TRAINING_STREAM: Final = 0x71
-#: Seconds after which a worker looks again for trials that others have finished.
+#: Seconds after which a worker reads again which trials others have finished.
 MAX_AGE: Final = 0.2
 
 
 @dataclass(frozen=True)
 class OpenStudy:
-    """A study at hand: what was asked for, where it is stored, and Optuna's view of it.
+    """An open study: the study file, the storage, and Optuna's study on it.
 
     Attributes:
         spec: The study file.
         space: Its search space.
         storage: The storage; fenced where this process owns trials.
         study: Optuna's study on that storage.
-        notes: What a person should know of its start, a line each.
+        notes: Notes for the user about the start, one line each.
         scheduler: Decides which trials run, and for how long.
 
     As a context manager it closes the storage at the end of the block.
@@ -86,13 +86,13 @@ class OpenStudy:
 
     @functools.cached_property
     def progress(self) -> StudyProgress:
-        """Its trials as columns, as they were at the last look."""
+        """Its trials as columns, which each look brings up to date."""
         minimize = self.spec.study.direction == "minimize"
         return StudyProgress(self.storage, self.study_id, minimize=minimize)
 
     @functools.cached_property
     def seen(self) -> dict[int, tuple[FrozenTrial, Seen]]:
-        """By number, the trials that have ended or are paused, and how a scheduler sees them."""
+        """By number, the ended and paused trials and how a scheduler sees them; a cache of `standing_of`."""
         return {}
 
     @property
@@ -101,10 +101,10 @@ class OpenStudy:
         return id_of_study(self.study)
 
     def trial_seed(self, number: int, params: Mapping[str, Any]) -> int:
-        """Seed of a trial's training, in [0, 2**32): that which is searched, else from the study's and its number.
+        """Seed of a trial's training: the searched one, else one in [0, 2**32) from the study's and the number.
 
         Args:
-            number: The trial's.
+            number: The trial's number.
             params: Its parameters.
         """
         if any(path in params for path in self.spec.seed_paths):
@@ -123,7 +123,7 @@ class OpenStudy:
             return count_trials(conn, self.study_id, states)
 
     def running(self) -> int:
-        """How many trials run now; paused ones run not."""
+        """How many trials run now, without paused ones."""
         with self.storage.engine.connect() as conn:
             return len(ledger.running_trials(conn, self.study_id))
 
@@ -133,15 +133,15 @@ class OpenStudy:
             return ledger.has_paused(conn, self.study_id)
 
     def claimable(self) -> int:
-        """How many trials could be taken now: those that wait, and those that no worker has claimed yet."""
+        """How many trials could be taken now: those that wait, and those of the budget not claimed yet."""
         with self.storage.engine.connect() as conn:
             return claimable(conn, self.study_id)
 
     def refuse_other_code(self) -> None:
-        """Refuse to work on where a person has accepted other code than this worker runs.
+        """Refuse to continue where the study's code or search space is newer than this worker's.
 
         Raises:
-            OtherCodeError: It is so.
+            OtherCodeError: A person has accepted other code, or has widened the search space.
         """
         attrs, owner = user_attrs_of(self.study), self.storage.owner
         record = CodeRecord.of(attrs)
@@ -155,10 +155,10 @@ class OpenStudy:
             raise OtherCodeError(f"{problem}\n  fix: {code_fix(self.spec)}")
 
     def refuse_deleted(self) -> None:
-        """Refuse to look at a study that has been deleted meanwhile.
+        """Refuse to read a study that has been deleted meanwhile.
 
         Raises:
-            StudyError: It has.
+            StudyError: The study has been deleted.
         """
         try:
             self.storage.get_study_name_from_id(self.study_id)
@@ -166,7 +166,7 @@ class OpenStudy:
             raise StudyError(f"the study {self.spec.study.name} has been deleted") from None
 
     def forget_looks(self) -> None:
-        """Let the next look at the trials find all that has been stored until then."""
+        """Make the next read of the trials find all that has been stored until then."""
         cast("StudyCache", storage_of(self.study)).forget_looks()
 
     def requeue_dead(
@@ -175,7 +175,7 @@ class OpenStudy:
         spare: Collection[int] = (),
         heard: Callable[[Settled], None] = lambda _: None,
     ) -> list[Settled]:
-        """Take back the trials whose workers are dead, by the study file's patience: `hpo.storage.recovery`."""
+        """Requeue the trials whose workers are dead, by the limits of the study file: `hpo.storage.recovery`."""
         run = self.spec.run
         return requeue_dead(
             self.storage,
@@ -189,13 +189,13 @@ class OpenStudy:
         )
 
     def stop_note(self, number: int, attempt: int) -> str | None:
-        """Why an attempt ended through no fault of its trial, where it could only be noted in its folder."""
+        """Why an attempt ended through no fault of its trial, if that could only be noted in its folder."""
         return stop_note(self.spec, number, attempt)
 
 
 @contextlib.contextmanager
 def closing_on_error(storage: StudyStorage) -> Iterator[None]:
-    """Close a storage where what happens inside fails: who asked for it does not get it."""
+    """Close a storage if the block raises, since its caller then does not get it."""
     try:
         yield
     except BaseException:
@@ -210,10 +210,10 @@ def start_study(
 
     Args:
         spec: The study file.
-        keep_budget: Leave the budget of a study that has one as it is, and do not compare its code with that here:
-            others may be working on it, and this process will not.
-        accept_code_change: Where the code has changed since the study was started, store the change and continue.
-        widen: Where the search space is wider than it was, store that and continue; see `hpo.config.widening`.
+        keep_budget: Keep the budget of a study that has one, and do not compare its code with the code here; for a
+            process that does not train while others may.
+        accept_code_change: If the code has changed since the study was started, store the change and continue.
+        widen: If the search space is wider than it was, store that and continue; see `hpo.config.widening`.
 
     Raises:
         InputError: The sampler, the pruner or the space can't be used, or the study was started with another
@@ -249,7 +249,7 @@ def start_study(
 
 
 def _set_budgets(opened: OpenStudy) -> None:
-    """Store how many trials and epochs the study may have; where it may have more than before, it resumes."""
+    """Store how many trials and epochs the study may have; with a larger budget an ended study resumes."""
     opened.storage.begin_grants(opened.study_id)
     budgets = {BUDGET_ATTR: budget_of(opened.spec, opened.study), EPOCHS_ATTR: opened.spec.study.epochs}
     set_budgets(opened.storage, opened.study_id, budgets)
@@ -260,11 +260,11 @@ def load_study(spec: StudySpec, owner: Owner | None = None, pooler: Path | None 
 
     Args:
         spec: The study file.
-        owner: Who takes trials; None to look at it only.
+        owner: The owner that takes trials; None to only read the study.
         pooler: As of `hpo.storage.opening.open_storage`.
 
     Raises:
-        StudyError: There is no such study; or it is to be worked on, and its code is not the code here.
+        StudyError: There is no such study; or an owner is given and the study's code is not the code here.
     """
     space = SearchSpace.from_spec(spec)
     if owner is not None:
@@ -305,9 +305,9 @@ def _opened_storage(
 
 
 def _settle_code(opened: OpenStudy, *, accept: bool) -> list[str]:
-    """Refuse code that is not the study's, or accept it; returns what a person should know of that.
+    """Refuse code that is not the study's, or accept it; returns notes for the user.
 
-    Until the first trial has started, code may change freely: it is stored again.
+    Until the first trial has started, code may change freely and is stored anew.
     """
     record, code = CodeRecord.of(user_attrs_of(opened.study)), code_identity(opened.spec)
     problem = code_problem(record, code)
@@ -336,7 +336,7 @@ def _show_widened(study: optuna.Study, space: SearchSpace) -> None:
 def _created_or_loaded(
     spec: StudySpec, storage: StudyStorage, sampler: BaseSampler, pruner: BasePruner
 ) -> tuple[optuna.Study, bool]:
-    """The study, and whether it is new: with its code and config stored, then."""
+    """The study, and whether it is new; a new one has its code and config stored."""
     try:
         study = optuna.create_study(
             storage=StudyCache(storage),

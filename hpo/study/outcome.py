@@ -1,4 +1,4 @@
-"""What became of a trial: seven different ends, and the two states before them."""
+"""The outcome of a trial, one of seven, and the names of the states before it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     LOST = "lost"
 
 
-#: What a trial is before its end.
+#: States of a trial before its end, in place of an outcome.
 UNFINISHED: Final = ("running", PAUSED, "waiting")
 
 _OF_STATE: Final[Mapping[TrialState, str]] = {
@@ -34,7 +34,7 @@ _OF_STATE: Final[Mapping[TrialState, str]] = {
     TrialState.PRUNED: Outcome.PRUNED,
     TrialState.FAIL: Outcome.ERROR,
 }
-#: Optuna's state of a trial that ended so; every outcome has one.
+#: Optuna's state for each outcome.
 STATE_OF: Final[Mapping[str, TrialState]] = {
     Outcome.COMPLETE: TrialState.COMPLETE,
     Outcome.PRUNED: TrialState.PRUNED,
@@ -47,10 +47,10 @@ STATE_OF: Final[Mapping[str, TrialState]] = {
 
 
 def outcome_of(trial: FrozenTrial) -> str:
-    """The outcome of a finished trial; one of `UNFINISHED` for one that is not.
+    """The outcome of a finished trial; for any other trial, one of `UNFINISHED`.
 
-    The stored outcome counts only with the state and value it was stored for: a trial may have died between the
-    two, and ended otherwise when it was run again.
+    The stored outcome counts only if it fits the state and value. A trial's process may have died after storing
+    the outcome and before storing the state, and a later attempt may have ended otherwise.
     """
     if paused_at(trial) is not None:
         return PAUSED
@@ -58,12 +58,12 @@ def outcome_of(trial: FrozenTrial) -> str:
 
 
 def unclaimed(trial: FrozenTrial) -> list[str]:
-    """Parameters that a trial was queued with, and that nothing has asked for so far: they may be mistyped."""
+    """Parameters that a trial was queued with but that nothing has asked for so far; they may be mistyped."""
     return [name for name in fixed_params(trial) if name not in trial.params]
 
 
 def ended_as(state: TrialState, stored: str | None, value: float | None) -> str:
-    """The outcome of a trial that is not paused by its state, its stored outcome and its leading value."""
+    """The outcome of a trial that is not paused, from its state, its stored outcome and its leading value."""
     if stored is None or state != STATE_OF.get(stored, TrialState.FAIL):
         return str(_OF_STATE[state])
     if stored == Outcome.DIVERGED and value is not None and math.isfinite(value):
@@ -72,21 +72,21 @@ def ended_as(state: TrialState, stored: str | None, value: float | None) -> str:
 
 
 def leading_value(trial: FrozenTrial) -> float | None:
-    """A trial's value; of several objectives the first, which leads. (Optuna's ``value`` raises there.)"""
+    """A trial's value; with several objectives the first one (where Optuna's ``value`` raises)."""
     return trial.values[0] if trial.values else None
 
 
 def prediction_record(
     history: Sequence[Mapping[str, float]], metric: str, length: int, *, whole: bool, after: int = 0
 ) -> dict[str, Any] | None:
-    """What a trial was predicted to end at, beside what it ended at; see `trainer.callbacks.LossPrediction`.
+    """A trial's predicted final losses beside its actual one; see `trainer.callbacks.LossPrediction`.
 
     Args:
         history: The metrics of each epoch.
         metric: The predicted metric.
-        length: Epochs of a run to the end. What is said at the last of them is no prediction.
+        length: Epochs of a run to the end. A value recorded at the last one is no prediction.
         whole: Whether the trial has run to its end.
-        after: Epochs at its beginning of which predictions do not count: those of a fork's parent.
+        after: Number of first epochs whose predictions do not count: those of a fork's parent.
 
     Returns:
         ``metric``; ``epoch``, ``predicted_final_loss`` and ``std`` of the first prediction; ``final_loss``, None
@@ -113,7 +113,7 @@ def prediction_record(
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON may hold it: None for a number that is not finite, containers looked through."""
+    """The value as JSON allows it, with None for numbers that are not finite, also inside containers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The study's own trials: which they are, what each is worth by now, and which is the best."""
+"""The study's own trials, without imported ones: their values so far, their ranking, and the best one."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from hpo.study.ranking import best_of, best_reported, ranked
 
 
 def own_trials(opened: OpenStudy) -> list[FrozenTrial]:
-    """The study's own trials; imported ones are the samplers' business only."""
+    """The study's own trials; imported ones are only for the sampler and scheduler."""
     return own_among(opened.study.get_trials(deepcopy=False))
 
 
 def outlined(opened: OpenStudy) -> list[FrozenTrial]:
-    """The same with what decides how each counts, and without parameters and curves: `hpo.storage.outlines`."""
+    """The own trials with only what decides how they count, without parameters and curves; see
+    `hpo.storage.outlines`.
+    """
     return own_among(outlined_trials(opened.storage, opened.study_id))
 
 
 def own_among(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    """Those of a study's trials that were not imported."""
+    """The trials that were not imported."""
     return [trial for trial in trials if IMPORTED_ATTR not in trial.system_attrs]
 
 
 def best_trial(opened: OpenStudy) -> FrozenTrial | None:
-    """The complete trial with the best value, the earliest of equals; a diverged one is never it.
+    """The best trial that can be ranked (see `hpo.study.ranking`), the earliest of equals; None without one.
 
     Raises:
         StudyError: The study has several objectives, and so no single best.
@@ -46,7 +48,7 @@ def best_trial(opened: OpenStudy) -> FrozenTrial | None:
 
 
 def ranked_trials(opened: OpenStudy) -> list[FrozenTrial]:
-    """The complete trials, the best first, the earlier of equals first; diverged ones are not among them."""
+    """The trials that can be ranked (see `hpo.study.ranking`), the best first, the earlier of equals first."""
     return ranked(own_trials(opened), opened.spec.study.goals)
 
 

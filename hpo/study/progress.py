@@ -1,4 +1,4 @@
-"""The columns of a study that its scheduler decides by, kept by a worker and brought up to date at each look."""
+"""Keeps a study's trials as columns for its scheduler in a worker, and brings them up to date at each look."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _STATES: Final[Mapping[str, int]] = {"RUNNING": RUNNING, "WAITING": WAITING}
 
 
 class StudyProgress:
-    """Every trial of a study as columns; what was finished or paused at the last look is not read again.
+    """All trials of a study as columns; trials that were finished or paused at the last look are not read again.
 
     Args:
-        storage: Where the study is.
-        study_id: Optuna's id of it.
-        minimize: Whether its metric is to fall.
+        storage: The study's storage.
+        study_id: Optuna's id of the study.
+        minimize: Whether its metric is minimised.
     """
 
     def __init__(self, storage: ReadingStorage, study_id: int, *, minimize: bool) -> None:
@@ -62,7 +62,7 @@ class StudyProgress:
         self.forget()
 
     def forget(self) -> None:
-        """Let the next look read all anew."""
+        """Make the next look read everything anew."""
         self._cursor = Cursor()
         self._columns: dict[str, NDArray[Any]] = {name: np.empty(0, kind) for name, kind in _KINDS.items()}
         self._at: dict[int, Floats] = {}
@@ -78,7 +78,7 @@ class StudyProgress:
         if read.trial_id:
             try:
                 self._take_in(_columns_of(read), read.reports)
-            except BaseException:  # what was read counts as known by now
+            except BaseException:  # the cursor already counts as known what was read
                 self.forget()
                 raise
             self._mend(read)
@@ -99,7 +99,7 @@ class StudyProgress:
             self._fill_in(epoch, places, [report for report in reports if report[1] == epoch])
 
     def _mend(self, read: Progress) -> None:
-        """Mark those of all trials that may be mended, after some were read."""
+        """After some trials were read, mark all trials that training may bring within their bounds."""
         for trial_id in read.trial_id:
             self._violated.pop(trial_id, None)
         for trial_id, attrs in read.attrs.items():
@@ -119,7 +119,7 @@ class StudyProgress:
             self._at[epoch] = np.full(len(ids), math.nan)
             try:
                 self._fill_in(epoch, np.arange(len(ids)), reports)
-            except BaseException:  # half of what is there would count as all
+            except BaseException:  # else a part of the values would count as all of them
                 del self._at[epoch]
                 raise
         return self._at[epoch]
@@ -129,7 +129,7 @@ class StudyProgress:
         trials, _, values = zip(*reports, strict=True) if reports else ((), (), ())
         found = np.searchsorted(self._columns["trial_id"], np.array(trials, dtype=np.int64))
         self._at[epoch][found] = values
-        # A trial may have come so far, and reported nothing there: what it reported before counts.
+        # A trial may have come so far without a report at this epoch: then its last report before counts.
         reported = np.zeros(len(self._at[epoch]), np.bool_)
         reported[found] = True
         self._fill_gaps(epoch, places[(self._epochs(places) >= epoch) & ~reported[places]])
@@ -148,7 +148,7 @@ class StudyProgress:
 
 
 def _changed(column: NDArray[Any], read: NDArray[Any], places: Integers, new: Flags) -> NDArray[Any]:
-    """A column with what was read; another array where it differs, for a decision may still look at this one."""
+    """A column with the values read; a new array where it changes, since a decision may still use the old one."""
     if new.any():
         changed = np.concatenate([column, read[new]])
     elif np.array_equal(column[places], read, equal_nan=column.dtype == np.float64):
@@ -160,7 +160,7 @@ def _changed(column: NDArray[Any], read: NDArray[Any], places: Integers, new: Fl
 
 
 def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
-    """In the order of `_KINDS`."""
+    """The columns of trials just read, in the order of `_KINDS`."""
     ids, last = np.array(read.trial_id, np.int64), epochs_or_none(read.last)
     state = np.array([_STATES.get(name, ENDED) for name in read.state], np.int64)
     state[(state == RUNNING) & np.array(read.is_paused)] = PAUSED
@@ -192,7 +192,7 @@ def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
 
 
 def _decided_by(attrs: Mapping[str, Any], state: TrialState, value: float | None) -> dict[str, Any]:
-    """What the other attributes of a trial say of it."""
+    """The entries of a trial's columns that follow from its other attributes."""
     violations, ended = _violations(attrs), ended_as(state, attrs.get(OUTCOME_ATTR), value)
     return {
         "inherited": attrs[FORK_ATTR]["epoch"] if FORK_ATTR in attrs else 0,
@@ -207,7 +207,7 @@ def _decided_by(attrs: Mapping[str, Any], state: TrialState, value: float | None
 
 
 def _violations(attrs: Mapping[str, Any]) -> dict[str, float]:
-    """How far a trial violates each bound, as Optuna keeps it."""
+    """How far a trial violates each bound, as Optuna stores it."""
     return {
         key.removeprefix(CONSTRAINT_ATTR): far for key, far in attrs.items() if key.startswith(CONSTRAINT_ATTR)
     }

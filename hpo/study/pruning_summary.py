@@ -1,4 +1,4 @@
-"""What pruning saved and how often it was wrong, and what predictions came to: figures from the stored trials."""
+"""Figures from the stored trials: what pruning saved, how often it was wrong, and how good predictions were."""
 
 from __future__ import annotations
 
@@ -26,31 +26,30 @@ _MIDDLE_95: Final = statistics.NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True)
 class PruningSummary:
-    """What pruning saved, and what the audit says of its errors.
+    """What pruning saved, and how often it was wrong according to the audit.
 
-    An audited trial is one that the pruner had decided against and that ran on all the same, to measure
-    (`hpo.search.predicted_loss.audit`). It was *wrongly condemned* if
-    it is complete and its value is among the best ``top_k`` of all complete trials of the study: pruned there, the
-    study would have lost one of its best. One that diverged is complete, and never among the best. One that
-    failed, or was pruned later, counts neither way, and only its epochs count.
+    An audited trial is one that the pruner decided against but that ran on, to measure the pruner's errors
+    (`hpo.search.predicted_loss.audit`). It was *wrongly condemned* if it is complete and its value is among the
+    best ``top_k`` of the study's complete trials: pruning it would have lost one of the best. A diverged trial is
+    complete, and never among the best. Of a trial that failed or was pruned later, only the epochs count.
 
     Attributes:
-        ended: Trials that have ended, in any way.
+        ended: Number of trials that have ended, in any way.
         pruned: How many of them were pruned.
-        epochs_used: Epochs of all ended trials; one that took over the result of another has trained none.
+        epochs_used: Epochs that all ended trials trained; a trial that took over a result trained none.
         horizon: Epochs of a trial that runs to its end; None where that is not known.
-        epochs_saved: Epochs between the end of each pruned trial and the horizon, in all; None without a horizon.
-            It is the most that was saved: some of those trials might have stopped early by themselves. One that
-            took over the result of a pruned trial saved nothing by it, nor did one whose place a fork took: the
-            fork trains those epochs.
+        epochs_saved: Sum over the pruned trials of the epochs from their end to the horizon; None without a
+            horizon. It is an upper bound: some of these trials might have stopped early by themselves. A trial
+            that took over the result of a pruned one saved nothing, nor did a trial whose place a fork took, since
+            the fork trains these epochs.
         epochs_unpruned: Epochs used and saved together; None without a horizon.
         top_k: How many trials are "the best".
-        audited: Audited trials that show whether the decision was right.
+        audited: Number of audited trials that show whether the decision was right.
         wrongly_condemned: How many of them were wrongly condemned.
-        false_prune_rate: Their share; None where nothing was audited.
-        false_prune_interval: Lower and upper end of its 95 % interval (`wilson_interval`); None likewise.
-        audit_epochs: Epochs that ended trials ran on for the audit.
-        alpha: What was in force when the trial of the highest number was decided against; None without one.
+        false_prune_rate: Their share; None where no trial was audited.
+        false_prune_interval: Lower and upper end of the rate's 95 % interval (`wilson_interval`); None likewise.
+        audit_epochs: Epochs that ended trials trained because of the audit.
+        alpha: The ``alpha`` in force at the decision against the trial with the highest number; None without one.
     """
 
     ended: int
@@ -71,12 +70,12 @@ class PruningSummary:
 def summarize_pruning(
     trials: Iterable[FrozenTrial], ranked: Sequence[FrozenTrial], *, horizon: int | None = None, top_k: int = 1
 ) -> PruningSummary:
-    """What pruning saved in a study; of any pruner.
+    """What pruning saved in a study, with any pruner.
 
     Args:
         trials: All trials of the study.
-        ranked: The complete ones with a finite value, the best first.
-        horizon: Epochs of a trial that runs to its end. None: those of the longest complete trial.
+        ranked: The complete trials with a finite value, the best first.
+        horizon: Epochs of a trial that runs to its end; None: those of the longest complete trial.
         top_k: How many trials are "the best".
     """
     trials = list(trials)
@@ -115,14 +114,14 @@ def summarize_pruning(
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The score interval of a proportion, which holds the true one in 95 % of the cases.
+    """The score interval of a proportion, which contains the true one in 95 % of the cases.
 
-    Wilson 1927, Journal of the American Statistical Association 22, pages 209 to 212. It holds for few trials and
-    for shares of 0 and 1 too, where the share plus or minus so many standard errors would have no width.
+    Wilson 1927, Journal of the American Statistical Association 22, pages 209 to 212. It is valid for few trials,
+    and for shares of 0 and 1, where an interval of some standard errors around the share would have no width.
 
     Args:
-        successes: How often it happened.
-        trials: Of how many times, at least 1.
+        successes: Number of successes.
+        trials: Number of trials, at least 1.
     """
     share, weight = successes / trials, _MIDDLE_95 * _MIDDLE_95 / trials
     middle = share + weight / 2
@@ -148,7 +147,7 @@ def best_count(name: str, arguments: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class ComparedPrediction:
-    """A trial's first prediction, and what it was a prediction of.
+    """A trial's first prediction, and the loss that it predicted.
 
     Attributes:
         trial: The trial's number.
@@ -172,13 +171,13 @@ class ComparedPrediction:
 
 @dataclass(frozen=True)
 class PredictionSummary:
-    """How good the first predictions of the trials were that ran to their end.
+    """How good the first predictions were, of the trials that ran to their end.
 
     Attributes:
-        compared: How many there are.
-        mean_absolute_error: Mean distance from the loss the trial ended with; None where there are none.
-        inside_80: Share of the losses in the prediction's 80 % interval, 1.28 standard deviations to either side;
-            None likewise. About 0.8 if the predictions know how uncertain they are.
+        compared: Number of predictions.
+        mean_absolute_error: Mean distance from the trial's final loss; None without predictions.
+        inside_80: Share of final losses within the prediction's 80 % interval, 1.28 standard deviations to either
+            side; None without predictions. About 0.8 if the standard deviations are right.
     """
 
     compared: int
@@ -187,7 +186,7 @@ class PredictionSummary:
 
 
 def compared_predictions(trials: Iterable[FrozenTrial]) -> list[ComparedPrediction]:
-    """The predictions of the trials that ran to their end, of those that have one with finite numbers."""
+    """The first predictions of the trials that ran to their end, where prediction and loss are finite."""
     stored = ((trial.number, trial.user_attrs.get(PREDICTION_ATTR) or {}) for trial in trials)
     return [
         ComparedPrediction(

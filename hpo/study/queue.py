@@ -1,4 +1,4 @@
-"""Trials that people enqueue, and how many trials a study may have with them where it walks a grid."""
+"""Enqueues trials with given parameters, and computes the budget of a study whose sampler walks a grid."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from hpo.storage.study_storage import StudyStorage
 def enqueue(
     spec: StudySpec, storage: StudyStorage, study: optuna.Study, point: dict[str, Any]
 ) -> tuple[int, list[int]]:
-    """Put a trial with these parameters in the queue; what is not given is drawn when it starts.
+    """Put a trial with these parameters in the queue; parameters that are not given are drawn when it starts.
 
-    Where all of the study's trials have been claimed, but the study file has more, the study gets one more.
+    If all trials of the stored budget are claimed but the study file allows more, the budget grows by one.
 
     Args:
         spec: The study file.
         storage: The study's storage.
-        study: The study, which exists.
-        point: From `checked_point`.
+        study: The study.
+        point: The parameters, from `checked_point`.
 
     Returns:
-        The trial's number, and the numbers of trials that had the same parameters.
+        The trial's number, and the numbers of earlier trials with the same parameters.
 
     Raises:
         BudgetExhaustedError: All of the study's trials have been claimed.
-        StudyError: So have all points of its grid.
+        StudyError: All points of its grid have been claimed.
     """
     trials = study.get_trials(deepcopy=False)
-    # Read after the trials: who enqueues at the same time makes it larger than those that were seen ask for.
+    # Read after the trials: another process that enqueues at the same time may have raised it meanwhile.
     budget = int(study.user_attrs.get(BUDGET_ATTR, spec.study.n_trials))
     own = [trial for trial in trials if IMPORTED_ATTR not in trial.system_attrs]
     space = SearchSpace.from_spec(spec).distributions
     key = point_key(point, space)
     earlier = [trial.number for trial in own if point_key(trial.params or fixed_params(trial), space) == key]
-    # As Optuna's enqueue_trial does, which does not say the trial's number; a worker may take it immediately.
+    # Like Optuna's enqueue_trial, which does not return the trial's number; a worker may take it immediately.
     template = create_trial(state=TrialState.WAITING, system_attrs={FIXED_PARAMS_ATTR: point})
     sampler = study.sampler
     of_grid = _trials_of_grid(sampler, trials) if isinstance(sampler, ExhaustiveSampler) else None
@@ -80,7 +80,7 @@ def _no_point_left(earlier: Sequence[int]) -> StudyError:
 
 
 def budget_of(spec: StudySpec, study: optuna.Study) -> int:
-    """Trials to bring to an end; no more than a grid has points, beside those that were enqueued."""
+    """How many trials the study may have; with a grid at most its points and the enqueued trials."""
     sampler = study.sampler
     if not isinstance(sampler, ExhaustiveSampler):
         return spec.study.n_trials
@@ -88,12 +88,12 @@ def budget_of(spec: StudySpec, study: optuna.Study) -> int:
 
 
 def _trials_of_grid(sampler: ExhaustiveSampler, trials: Sequence[FrozenTrial]) -> int:
-    """A trial for each point of a grid, the baseline among them, and those enqueued."""
+    """The number of a grid's points, the baseline's included, and of the other enqueued trials."""
     return sampler.left(trials) + sum(FIXED_PARAMS_ATTR in trial.system_attrs for trial in trials)
 
 
 def checked_point(space: SearchSpace, sampler: BaseSampler, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted path, as a trial in the queue has them.
+    """Values by dotted path, in the form in which a queued trial stores them.
 
     Raises:
         InputError: A value is not in the space, or will never be used.

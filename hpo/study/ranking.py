@@ -1,6 +1,6 @@
-"""Which trials are the best: by one metric, or the Pareto front of several; always within the bounds.
+"""Ranks trials by one metric, or by the Pareto front of several, always within the bounds.
 
-A trial that a scheduler has paused counts with its best epoch, also where it is pruned when the study ends.
+A trial that a scheduler has paused counts with its best epoch, even if it is pruned when the study ends.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def is_feasible(trial: FrozenTrial) -> bool:
 
 
 def is_outside(trial: FrozenTrial) -> bool:
-    """Whether a trial would have a rank if it were within the bounds."""
+    """Whether a trial has no rank only because it violates a bound."""
     outcome = outcome_of(trial)
     has_value = outcome == Outcome.COMPLETE or (outcome in _BEST_EPOCH and BEST_ATTR in trial.user_attrs)
     return has_value and not is_feasible(trial)
 
 
 def is_ranked(trial: FrozenTrial) -> bool:
-    """Whether a trial is complete, its values finite, and within the bounds."""
+    """Whether a trial is complete, within the bounds, and has finite values."""
     return outcome_of(trial) == Outcome.COMPLETE and _has_rank(trial)
 
 
@@ -50,21 +50,21 @@ def _has_rank(trial: FrozenTrial) -> bool:
 
 
 def judged(trial: FrozenTrial, goals: Mapping[str, Direction]) -> FrozenTrial | None:
-    """A trial with the values by which it can be among the best; None for one that can't be.
+    """The trial with the values by which it is ranked; None for a trial that has no rank.
 
-    A complete trial has them. One that was paused, and has resumed or was pruned since, gets those of its best
-    epoch until it last paused.
+    A complete trial has these values. A trial that is or was paused gets those of its best epoch up to its last
+    pause.
     """
     outcome, best = outcome_of(trial), trial.user_attrs.get(BEST_ATTR)
     if outcome not in _BEST_EPOCH or best is None:
         return trial if outcome == Outcome.COMPLETE and _has_rank(trial) else None
     values = [best["metrics"].get(name) for name in goals]
-    # A function may return some of them at its end alone; one that was not finite is None.
+    # A function may return some metrics only at its end; a value that was not finite is stored as None.
     if any(value is None or not math.isfinite(value) for value in values):
         return None
     trial = copy.copy(trial)
     trial.values = values
-    # Where its last grant was extended the bounds were measured at a later epoch.
+    # If its last grant was extended, the trial's constraints were measured at a later epoch.
     return trial if best.get("within", is_feasible(trial)) else None
 
 
@@ -75,9 +75,9 @@ def best_reported(trial: FrozenTrial, direction: Direction) -> float | None:
 
 
 def ranked(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
-    """The trials that can be among the best, the best first, the earlier of equals first.
+    """The trials that have a rank, the best first, the earlier of equals first.
 
-    With several goals those on the Pareto front come first; within it, and behind it, the leading metric decides.
+    With several goals the Pareto front comes first; within it and after it, the first metric decides.
     """
     sign = 1 if next(iter(goals.values())) == "minimize" else -1
     eligible = [found for trial in trials if (found := judged(trial, goals)) is not None]
@@ -86,17 +86,17 @@ def ranked(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> lis
 
 
 def pareto_front(eligible: Sequence[FrozenTrial], goals: Mapping[str, Direction]) -> set[int]:
-    """Numbers of eligible trials that none other beats in one metric without losing in another."""
+    """Numbers of the trials on the Pareto front: no other beats them in a metric without losing in another."""
     return {trial.number for trial in optuna_private.pareto_front(eligible, study_directions(goals))}
 
 
 def best_of(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
-    """The best trial, or the Pareto front of several goals, its best in the leading metric first; maybe none."""
+    """The best trial, or the Pareto front of several goals, the best in the first metric first; may be empty."""
     return best_among(ranked(trials, goals), goals)
 
 
 def best_among(order: Sequence[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
-    """`best_of` trials that are `ranked`."""
+    """As `best_of`, for trials that are `ranked` already."""
     if len(goals) == 1:
         return list(order[:1])
     front = pareto_front(order, goals)

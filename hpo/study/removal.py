@@ -1,4 +1,4 @@
-"""Removing what a study has made in its output folder, when it is deleted: all of it or, as it begins, nothing."""
+"""Removes a deleted study's output, after a check that all of it can be removed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpo.study.folders import OWN_FOLDERS, OWNER_FILE
 
 
 def refuse_what_stays(spec: StudySpec) -> None:
-    """Refuse to delete a study where this user could not remove a part of its output.
+    """Refuse to delete a study if this user could not remove a part of its output.
 
     Raises:
-        StudyError: It is so; nothing has been removed.
+        StudyError: A part can't be removed; nothing has been removed yet.
     """
     try:
         for folder in _emptied(spec):
@@ -29,10 +29,10 @@ def refuse_what_stays(spec: StudySpec) -> None:
 
 
 def remove_output(spec: StudySpec) -> list[str]:
-    """Remove what the study has made; of a link in the place of a folder the link alone.
+    """Remove the study's output; where a folder is a symbolic link, only the link.
 
     Returns:
-        What a person should know, a line each.
+        Notes for the user, one line each.
 
     Raises:
         StudyError: Something can't be removed.
@@ -48,13 +48,13 @@ def remove_output(spec: StudySpec) -> list[str]:
         (spec.output_dir / OWNER_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise _unremovable(spec, error, "the study is gone from the storage, its files in part") from error
-    with contextlib.suppress(OSError):  # what else lies there, such as the database, stays
+    with contextlib.suppress(OSError):  # the folder may contain other files, such as the database, which stay
         spec.output_dir.rmdir()
     return notes
 
 
 def _emptied(spec: StudySpec) -> Iterator[Path | str]:
-    """Folders of which something is to be removed; links are not followed."""
+    """Folders from which something is to be removed; links are not followed."""
 
     def fail(error: OSError) -> None:
         raise error

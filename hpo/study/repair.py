@@ -1,7 +1,7 @@
-"""Repair of what is stale: trials whose workers are gone, and leases that no process holds.
+"""Repairs stale state in a study: trials whose workers are gone, and leases that no process holds.
 
-Each thing is looked at and put right in one transaction, on the condition that it has not moved meanwhile, so a
-repair beside a running study takes nothing from a living worker. A second repair finds nothing.
+Each repair is checked and made in one transaction, and only if nothing has changed meanwhile. So a repair beside a
+running study takes nothing from a living worker, and a second repair finds nothing to do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hpo.study.open_study import OpenStudy
 
-#: What a repair does.
+#: Actions of a repair.
 REQUEUED: Final = "requeued"
 FAILED: Final = "failed"
 LEASE_ENDED: Final = "lease ended"
@@ -37,12 +37,12 @@ _IGNORANT = "by a tool that knows nothing of leases"
 
 @dataclass(frozen=True)
 class Repair:
-    """One thing put right, or left alone.
+    """One repair, or one running trial that was left alone.
 
     Attributes:
-        trial: The trial's number; None for one that is no longer there.
-        attempt: The attempt it is about; 0 for a trial that runs without one.
-        action: What was done; empty where it was left alone.
+        trial: The trial's number; None for a trial that no longer exists.
+        attempt: The attempt in question; 0 for a trial that runs without one.
+        action: The action taken; empty where nothing was done.
         reason: Why, for people.
     """
 
@@ -54,10 +54,10 @@ class Repair:
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What a repair came to.
+    """The result of `repair`.
 
     Attributes:
-        done: What was put right; in a dry run, what would be.
+        done: The repairs made; in a dry run, those that would be made.
         left: Running trials that were left alone.
     """
 
@@ -66,14 +66,14 @@ class RepairReport:
 
 
 def repair(opened: OpenStudy, *, dry_run: bool = False) -> RepairReport:
-    """Requeue or fail what is stale, by the study file's patience.
+    """Repair everything stale, by the limits of the study file.
 
-    These are running trials whose owner is dead or that have none, open leases of trials that do not run, and
-    attempts at trials that are no longer there (of any study: whose they were is not known any more).
+    That is: running trials whose owner is dead or missing, open leases of trials that do not run, and attempts at
+    trials that no longer exist (of any study, since it is not known any more to which study they belonged).
 
     Args:
         opened: The study.
-        dry_run: Only say what would be done.
+        dry_run: Only report what would be done.
     """
     storage, run = opened.storage, opened.spec.run
     settled = requeue_dead(
@@ -101,7 +101,7 @@ def repair(opened: OpenStudy, *, dry_run: bool = False) -> RepairReport:
 def _look(
     storage: StudyStorage, study_id: int, grace: float
 ) -> tuple[list[ledger.RunningTrial], list[tuple[int, Attempt]], AllowedSilence]:
-    """The trials that run; open leases of others, with the trials' numbers; how long to wait for owners."""
+    """The running trials; open leases of other trials, with their numbers; and how long owners may be silent."""
     with storage.engine.connect() as conn:
         running, stale = ledger.running_trials(conn, study_id), _stale_leases(conn, study_id)
         return running, stale, AllowedSilence.of(conn, study_id, grace)
@@ -135,7 +135,7 @@ def _stale_leases(conn: sa.Connection, study_id: int) -> list[tuple[int, Attempt
 
 @patient
 def _end_lease(storage: StudyStorage, number: int, lease: Attempt, *, dry_run: bool) -> Repair | None:
-    """End the lease of a trial that does not run; None where it runs by now, or the lease has ended."""
+    """End the lease of a trial that does not run; None if the trial runs by now, or the lease has ended."""
     with storage.transaction() as session:
         if not ledger.holds(session, lease.trial_id, lease.attempt):
             return None

@@ -1,4 +1,4 @@
-"""A finished study under other schedulers: what they would have granted, on its stored curves."""
+"""Replays a finished study under other schedulers, on its stored curves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpo.study.replayable import Replayable, order_of, replayable
 from hpo.study.standing import standing_of
 from hpo.study.undeclared import refuse_what_needs_a_space
 
-#: Ends after which nothing would have come.
+#: Outcomes of trials whose stored curve is complete.
 _WHOLE: Final = (Outcome.COMPLETE, Outcome.DIVERGED)
 #: Ends of trials that may be the best of their study.
 _RESULTS: Final = (Outcome.COMPLETE, Outcome.PRUNED)
@@ -33,19 +33,19 @@ _FEWEST: Final = 2
 
 @dataclass(frozen=True)
 class Figures:
-    """What became of one replay.
+    """The result of one replay.
 
     Attributes:
         epochs_used: Epochs that it trained.
-        found: The best value of any epoch that it trained, not those of trials that diverged or failed; not
-            finite where there is none.
+        found: The best value at any epoch that it trained, without trials that diverged or failed; not finite
+            where there is none.
         regret: (found - best) ÷ (median - best): 0 where the best of all stored values was found, 1 at the median
             end (see `_Goal`); inf where nothing was found, or where the best was lost and there is no median.
         trials: Configurations that it started.
         grants: How often it granted a trial epochs.
-        at_edge: Trials that it granted epochs of which nothing is stored.
+        at_edge: Trials that it granted epochs that are not stored.
         decision_s: Median seconds of a decision.
-        slowest_decision_s: The longest.
+        slowest_decision_s: Seconds of the slowest decision.
     """
 
     epochs_used: int
@@ -59,11 +59,11 @@ class Figures:
 
 
 class Stored:
-    """The configurations of a study, to be drawn once each.
+    """Draws each configuration of a study once.
 
     Args:
-        known: They, in the order in which a sampler would draw them.
-        standing: The study, for its space.
+        known: The configurations, in the order in which a sampler would draw them.
+        standing: The study, for its search space.
     """
 
     def __init__(self, known: Sequence[Known], standing: Standing) -> None:
@@ -72,7 +72,7 @@ class Stored:
         self._points = [self._features(each.params) for each in known]
 
     def draw(self, params: Mapping[str, Any] | None) -> Known:
-        """The next one; for parameters the nearest that has not been drawn, each parameter weighing the same."""
+        """The next configuration; for given parameters the nearest one left, all parameters weighted equally."""
         place = 0
         if params is not None:
             wanted = self._features(params)
@@ -92,21 +92,21 @@ def replay_schedulers(
     workers: int,
     epochs: int | None,
 ) -> dict[str, Any]:
-    """Run a study's schedule again, on the curves that it has stored.
+    """Replay a study under several schedulers, on its stored curves.
 
-    A trial that the study cut short is known up to there only: it ends there where a scheduler grants it more, and
-    counts as at the edge. Where a scheduler proposes parameters, the nearest stored ones stand for them.
+    The curve of a trial that the study cut short ends there: if a scheduler grants the trial more, the trial ends
+    and counts as at the edge. Where a scheduler proposes parameters, the nearest stored ones are used.
 
     Args:
         opened: The study.
         contestants: By the name to show, a study file with the scheduler to replay.
         orders: How many orders of the trials: the study's own, then random ones.
-        workers: Trials at a time.
+        workers: How many trials run at a time.
         epochs: How many epochs may be trained together; None: any number.
 
     Returns:
-        Plain data: what the study did, and an entry a scheduler under ``schedulers``: means of `Figures`, and the
-        largest regret.
+        Plain data: what the study did, and one entry per scheduler under ``schedulers``: means of `Figures`, and
+        the largest regret.
 
     Raises:
         StudyError: Too little is stored.
@@ -133,11 +133,11 @@ def replay_schedulers(
 
 
 def checked_scheduler(spec: StudySpec) -> Scheduler:
-    """The scheduler of a study file, which can be replayed.
+    """The scheduler of a study file, if it can be replayed.
 
     Raises:
-        InputError: It can't be made with its arguments, works on a search space that the study has not declared,
-            or forks trials.
+        InputError: The scheduler can't be built with its arguments, needs a search space that the study has not
+            declared, or forks trials.
     """
     refuse_what_needs_a_space(spec)
     scheduler = make_scheduler(spec)
@@ -166,13 +166,13 @@ def _stored(known: Replayable) -> list[Known]:
 
 @dataclass(frozen=True)
 class _Goal:
-    """What is searched for, as losses: the least is best.
+    """The reference values of a regret, as losses: less is better.
 
     Attributes:
-        sign: What values are multiplied with.
+        sign: The factor that turns a value into a loss.
         best: The best of all stored values.
-        median: The median of the last values of the whole trials, or of all trials where that is none, or is the
-            best, in both cases but those that diverged; infinite where there is none.
+        median: The median of the last values of the whole trials, without diverged ones; of all trials where there
+            is none, or it is the best; infinite where there is none either.
     """
 
     sign: int
@@ -189,7 +189,7 @@ class _Goal:
                 f"the study {name} has fewer than {_FEWEST} complete or pruned trials with a finite value: "
                 f"there is nothing to replay{known.aside}\n  fix: {known.fix('finish more trials')}"
             )
-        # A study that pauses its trials may have no whole one, or only its best.
+        # A study that pauses its trials may have no whole trial, or only its best one.
         medians = (_median(each, sign) for each in ([trial for trial in stored if trial.whole], stored))
         return cls(sign, min(bests), next((each for each in medians if min(bests) < each < math.inf), math.inf))
 

@@ -1,4 +1,4 @@
-"""A finished study under other pruners: its stored curves, and pruners as they are typed on the command line."""
+"""Replays a finished study's curves under other pruners, as they are typed on the command line."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
 from hpo.study.replayable import order_of, replayable
 
-#: A trial of a pruner on fewer curves may not reach what it does after its start-up trials.
+#: Curves on which a pruner is tried: with fewer it may not get past its start-up trials.
 _TRIED: Final = 12
 _EXAMPLES: Final = {"--pruner": "--pruner median,n_warmup_steps=3", "--scheduler": "--scheduler asha,factor=4"}
 
 
 def typed_mapping(text: str, option: str) -> str:
-    """A pruner or scheduler as typed (``median,n_warmup_steps=3``) as YAML's flow style has it.
+    """Turn a typed pruner or scheduler (``median,n_warmup_steps=3``) into a mapping in YAML's flow style.
 
     Commas in brackets belong to a value: ``patient,patience=2,wrapped_pruner={name: median, n_warmup_steps: 3}``.
 
     Args:
         text: What was typed.
-        option: After which option: ``--pruner`` or ``--scheduler``.
+        option: The option: ``--pruner`` or ``--scheduler``.
 
     Raises:
-        InputError: A part after the first is not ``key=value``, there is no name, or it is one of the other kind.
+        InputError: A part after the first is not ``key=value``, there is no name, or it names the other kind.
     """
     name, *arguments = (part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text))
     pairs = [argument.partition("=") for argument in arguments]
@@ -56,7 +56,7 @@ def typed_mapping(text: str, option: str) -> str:
 
 
 def retold(error: InputError, typed: str, option: str) -> InputError:
-    """An error about ``study.pruner`` or ``study.scheduler``, reported for what was typed after its option."""
+    """An error about ``study.pruner`` or ``study.scheduler``, changed into one about the typed option."""
     argument, value = error.path.removeprefix(f"study.{option[2:]}").lstrip("."), error.value
     if value and argument not in ("", "name"):
         value = f"{argument}={value}"
@@ -67,7 +67,7 @@ def check_pruner(spec: StudySpec) -> None:
     """Build the pruner of a study file and let it decide about some curves.
 
     Raises:
-        InputError: It can't be built, or can't decide with its arguments.
+        InputError: The pruner can't be built, or can't decide with its arguments.
     """
     pruner = make_pruner(spec)
     curves = whole_curves([[level, level - 0.5, level - 0.7] for level in range(_TRIED, 0, -1)])
@@ -85,9 +85,9 @@ def check_pruner(spec: StudySpec) -> None:
 def study_curves(trials: Sequence[FrozenTrial]) -> list[RecordedRun]:
     """The curves of finished trials.
 
-    A complete trial, early stopping included, is known to its end; its final value is the trial's own (the best
-    of its curve), and one that diverged ended with the worst value there is. A trial that was pruned or failed is
-    cut short: what it would have become is not known.
+    The curve of a complete trial is whole, also after early stopping; its final value is the trial's own, the best
+    of the curve. A trial that diverged has no finite final value, which counts as the worst. A trial that was
+    pruned or failed is cut short: its full result is not known.
     """
     return [
         RecordedRun(
@@ -109,19 +109,19 @@ def _last(trial: FrozenTrial) -> float:
 def replay_study(
     opened: OpenStudy, contestants: Mapping[str, StudySpec], *, orders: int, workers: int
 ) -> dict[str, Any]:
-    """Run a study's pruning decisions again.
+    """Replay a study under several pruners.
 
-    A trial that the study cut short is replayed up to where its curve ends, and ends there as it did. It counts
-    in the epochs, and not where trials are judged by how they end.
+    A trial that the study cut short ends where its curve ends, in the same state. It counts in the epochs only,
+    not where trials are judged by their final values.
 
     Args:
         opened: The study.
         contestants: By the name to show, a study file with the pruner to replay.
         orders: How many orders of the trials: the study's own, then random ones.
-        workers: Trials at a time.
+        workers: How many trials run at a time.
 
     Returns:
-        Plain data: what was replayed, and an entry a pruner under ``pruners``, with the figures of
+        Plain data: what was replayed, and one entry per pruner under ``pruners``, with the figures of
         `hpo.search.replay.Summary` and the mean epochs used.
 
     Raises:
@@ -157,7 +157,7 @@ def replay_study(
 
 
 def _replayed(opened: OpenStudy, curves: list[RecordedRun], spec: StudySpec, order: int, workers: int) -> Replay:
-    """One replay, in the order of this number."""
+    """One replay; ``order`` is the number of an order, see `order_of`."""
     setting = Setting(
         direction=spec.study.direction,
         workers=workers,

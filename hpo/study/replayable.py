@@ -1,4 +1,4 @@
-"""Which trials of a study can be replayed, those whose curve is the work of their parameters; in which orders."""
+"""Selects the trials of a study that can be replayed, whose curves follow from their parameters alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hpo.wording import not_replayed
 
 @dataclass(frozen=True)
 class Replayable:
-    """The finished trials of a study that have reported, by whether they can be replayed.
+    """The finished trials of a study that have reported: those that can be replayed, and how many can't.
 
     Attributes:
-        trials: Those that can, in the order of their numbers.
-        forks: How many others began with a checkpoint of another trial, which trained their first epochs.
-        taken_over: How many others have trained nothing: their result is that of a trial with the same parameters.
+        trials: The trials that can be replayed, by number.
+        forks: How many can't because they are forks: another trial trained their first epochs.
+        taken_over: How many can't because they took over the result of a trial with equal parameters.
     """
 
     trials: Sequence[FrozenTrial]
@@ -32,17 +32,17 @@ class Replayable:
 
     @property
     def others(self) -> dict[str, int]:
-        """How many are left out, by why: arguments of `hpo.wording.not_replayed`."""
+        """How many trials are left out, by reason; the arguments of `hpo.wording.not_replayed`."""
         return {"forks": self.forks, "taken_over": self.taken_over}
 
     @property
     def aside(self) -> str:
-        """What an error about too few trials ends with."""
+        """The end of an error about too few trials, which names those left out."""
         others = not_replayed(**self.others)
         return f"; left out are {others}" if others else ""
 
     def fix(self, usual: str) -> str:
-        """What to do about too few trials: ``usual``, but more forks would not help where forks are left out."""
+        """The fix for too few trials: ``usual``, unless forks are left out, since more of them would not help."""
         return _NO_FORKS if self.forks else usual
 
 
@@ -50,7 +50,7 @@ _NO_FORKS: Final = "replay a study without a scheduler that forks: what a fork c
 
 
 def replayable(opened: OpenStudy) -> Replayable:
-    """The finished trials of a study that have reported, imported ones aside."""
+    """The finished own trials of a study that have reported."""
     ended = [trial for trial in own_trials(opened) if trial.state.is_finished() and trial.intermediate_values]
     alone = [trial for trial in ended if forked_from(trial) is None]
     trials = [trial for trial in alone if SAME_AS_ATTR not in trial.user_attrs]
@@ -58,5 +58,5 @@ def replayable(opened: OpenStudy) -> Replayable:
 
 
 def order_of(count: int, number: int) -> Sequence[int]:
-    """So many trials in the order of this number: 0 is the study's own, others are random."""
+    """Indices of ``count`` trials in the order of a number: 0 is the study's own order, others are random."""
     return range(count) if number == 0 else np.random.default_rng(number).permutation(count).tolist()

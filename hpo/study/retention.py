@@ -1,10 +1,10 @@
-"""Which checkpoints of a study stay: those that a trial can still resume from.
+"""Decides which checkpoints of a study are kept, and removes the others.
 
-Of the best complete trials the best epoch's and the newest stay; of trials that wait, are paused, were paused when
-the study ended and are again with a larger budget, or have failed and can be retried, the newest that can be read
-and the best epoch's up to it. Running trials are left alone. Under a scheduler that forks trials those stay, of
-any trial, that an unfinished trial may still be forked from. All other checkpoints may go, and so may what killed
-writers left half written. Nothing else in a trial's folder is touched.
+Kept are, of the best complete trials, the best epoch's checkpoint and the newest one; and of trials that may still
+resume (waiting, paused, paused when the study ended, or failed), the newest readable one and the best epoch's up
+to it. Running trials are left alone. Under a scheduler that forks trials, checkpoints from which a trial may still
+be forked are kept too. All other checkpoints may be removed, and so may files that killed writers left
+half-written. Nothing else in a trial's folder is touched.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RESUMABLE: Final = (TrialState.WAITING, TrialState.FAIL)
-#: The place of trials that can still resume: after all others.
+#: The rank in the order of removal of trials that may resume: after all others.
 _SPARE_ONLY: Final = 2
-#: No file, and how a system answers an offset that a damaged file has named: these errors are about the file.
+#: Errors that mean a damaged file, not a failing disk: no file, and an invalid offset read from the file.
 _UNREADABLE: Final = (errno.ENOENT, errno.EINVAL)
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What goes of one trial.
+    """The files to remove of one trial.
 
     Attributes:
         trial_id: Optuna's id of the trial.
-        number: The trial.
-        outcome: How it ended, ``running`` excepted.
+        number: The trial's number.
+        outcome: Its outcome when it was looked at; it does not run.
         state: Its state when it was looked at.
-        files: The files to go.
+        files: The files to remove.
     """
 
     trial_id: int
@@ -73,17 +73,17 @@ class Removal:
 
     @property
     def bytes(self) -> int:
-        """Their size."""
+        """The files' total size."""
         return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True)
 class CleanReport:
-    """What a clean came to.
+    """The result of `clean`.
 
     Attributes:
-        removed: What went, by trial; in a dry run, what would go.
-        stays: Bytes of checkpoints that are left.
+        removed: What was removed, by trial; in a dry run, what would be.
+        stays: Bytes of the remaining checkpoints.
     """
 
     removed: list[Removal]
@@ -91,18 +91,18 @@ class CleanReport:
 
     @property
     def freed(self) -> int:
-        """Bytes that went."""
+        """Bytes that were removed."""
         return sum(removal.bytes for removal in self.removed)
 
 
 @dataclass(frozen=True)
 class QuotaReport:
-    """What was done about a study that had outgrown its quota.
+    """The result of `enforce_quota` for a study above its quota.
 
     Attributes:
         quota: Bytes allowed.
-        total: Bytes of checkpoints that are left.
-        removed: What went, by trial.
+        total: Bytes of the remaining checkpoints.
+        removed: What was removed, by trial.
     """
 
     quota: int
@@ -111,7 +111,7 @@ class QuotaReport:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the checkpoints are still too large: nothing more could be removed."""
+        """Whether the checkpoints are still above the quota, because nothing more may be removed."""
         return self.total > self.quota
 
     def __str__(self) -> str:
@@ -126,12 +126,12 @@ class QuotaReport:
 
 
 def clean(opened: OpenStudy, *, keep_best: int | None = None, dry_run: bool = False) -> CleanReport:
-    """Remove every checkpoint of the study that need not stay.
+    """Remove every checkpoint of the study that is not kept.
 
     Args:
         opened: The study.
-        keep_best: Complete trials that keep theirs, at least 1; None: as many as the study file says.
-        dry_run: Only say what would go.
+        keep_best: How many of the best complete trials keep checkpoints, at least 1; None: as the study file says.
+        dry_run: Only report what would be removed.
 
     Raises:
         StudyError: A file can't be removed, or a folder can't be read.
@@ -145,13 +145,13 @@ def clean(opened: OpenStudy, *, keep_best: int | None = None, dry_run: bool = Fa
 
 
 def enforce_quota(opened: OpenStudy) -> QuotaReport | None:
-    """Remove checkpoints, the least useful first, until the study's fit into ``run.disk_quota``.
+    """Remove checkpoints, the least useful first, until the rest fit into ``run.disk_quota``.
 
-    Below the quota this is one walk through the checkpoint folders (about 0.1 ms a trial on a local disk) and no
-    look at the database. A running trial's files count, but stay.
+    Below the quota this only walks through the checkpoint folders (about 0.1 ms per trial on a local disk) and
+    does not read the database. A running trial's files count but are not removed.
 
     Returns:
-        What was done; None where there is no quota or the checkpoints fit.
+        What was done; None without a quota, or where the checkpoints fit.
 
     Raises:
         StudyError: A file can't be removed, a folder can't be read, or the database fails.
@@ -176,20 +176,20 @@ def enforce_quota(opened: OpenStudy) -> QuotaReport | None:
 
 
 def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_best: int) -> Iterator[Removal]:
-    """What may go, the least useful first.
+    """What may be removed, the least useful first.
 
-    First what pruned and diverged trials left, then the complete ones that are not among the best, the worst
-    first, then the spare checkpoints of all others. Checkpoints are read, which takes long, only to find which
-    are spare, and only when those are reached.
+    First come the files of pruned and diverged trials, then those of complete trials that are not among the best,
+    the worst first, then the spare checkpoints of all other trials. Which are spare is found by reading
+    checkpoints, which takes long and is done only when these are reached.
 
     Args:
         opened: The study.
-        files: What there is, by trial.
-        keep_best: Complete trials that keep theirs.
+        files: The existing files, by trial.
+        keep_best: How many of the best complete trials keep checkpoints.
     """
     present = _as_of_now(opened)
     held = held_for_forks(present)
-    # A trial that took over a result has no checkpoints: those of the trial that trained it stay in its place.
+    # A trial that took over a result has no checkpoints: those of the trial that trained the result are kept.
     trained = dict.fromkeys(trained_as(trial) for trial in ranked_trials(present))
     ranks = {number: rank for rank, number in enumerate(trained)}
 
@@ -208,23 +208,23 @@ def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_
 
 
 def _may_resume(trial: FrozenTrial) -> bool:
-    """Whether a trial that does not run may train on, by itself, when retried or with a larger budget."""
+    """Whether a trial that does not run may still resume: by itself, when retried, or with a larger budget."""
     marks = (paused_at(trial), pruned_at_end(trial))
     return trial.state in _RESUMABLE or any(epoch is not None for epoch in marks)
 
 
 def held_for_forks(opened: OpenStudy) -> Mapping[int, Collection[int]]:
-    """Ends of epochs whose checkpoints a fork begins with or may begin with, by trial.
+    """By trial, the epochs whose checkpoints a fork needs or may need.
 
-    A fork needs its parent's until it has a result: before its first own checkpoint it begins anew, also where it
-    has failed and is retried. A new one begins where a grant has ended, no earlier than the last such place of
-    each trial that it may replace: an unfinished one, and one that was lost and that no fork has replaced yet. One
-    that the study's end has pruned is unfinished again with a larger budget.
+    A fork needs its parent's checkpoint until it has a result: before its first own checkpoint it begins anew,
+    also when it has failed and is retried. A new fork begins where a grant has ended, no earlier than the last end
+    of a grant of the trial that it replaces: an unfinished one, or a lost one that no fork has replaced yet. A
+    trial that was pruned when the study ended is unfinished again with a larger budget.
     """
     held: defaultdict[int, set[int]] = defaultdict(set)
     if not opened.scheduler.forks:
         return held
-    standing = standing_of(opened)  # before the trials are read: the last fork may be decided in between
+    standing = standing_of(opened)  # read before the trials, as the last fork may be decided in between
     is_open = standing.new_left != 0 and standing.epochs_left != 0
     trials = own_trials(opened)
     for trial in trials:
@@ -240,14 +240,14 @@ def held_for_forks(opened: OpenStudy) -> Mapping[int, Collection[int]]:
 
 
 def _lost(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Trials that ended before their training did, in whose places no fork stands, and one may."""
+    """Trials that ended before their training did, and whose places a fork may still take."""
     shown = [seen(trial) for trial in trials]
     numbers = left_early(shown) - replaced(shown)
     return [trial for trial in trials if trial.number in numbers]
 
 
 def _last_end(trial: FrozenTrial) -> int:
-    """The epoch of the last end of a grant that a trial has come to; that where it began if there is none."""
+    """The last epoch at which a grant of the trial has ended; the epoch at which it began if there is none."""
     reached = epochs_reached(trial)
     return max((end for end in _ends(trial) if end <= reached), default=inherited_epochs(trial))
 
@@ -257,7 +257,7 @@ def _ends(trial: FrozenTrial) -> Iterator[int]:
 
 
 def _as_of_now(opened: OpenStudy) -> OpenStudy:
-    """The study past this process's cache: that holds a failed trial as it was, though it may have run again."""
+    """The study without this process's cache, which keeps a failed trial as it was even if it was retried."""
     try:
         study = optuna.load_study(study_name=opened.spec.study.name, storage=StudyCache(opened.storage))
     except KeyError:
@@ -274,7 +274,7 @@ def _going(
     *,
     spare_only: bool,
 ) -> tuple[StoredFile, ...]:
-    """Which of a trial's files may go."""
+    """The files of a trial that may be removed."""
     there = {file.path: file for file in files}
     folders = [folder / CHECKPOINTS for folder in attempt_folders(opened.spec, trial.number)]
     checkpoints = [file for file in list_checkpoints(folders) if file.path in there]
@@ -292,15 +292,15 @@ def _going(
 def kept(
     checkpoints: Sequence[CheckpointFile], best_first: Sequence[int], readable: Callable[[Path], bool]
 ) -> set[Path]:
-    """Which of a trial's checkpoints stay: the newest, and the one of the best epoch up to it.
+    """The checkpoints of a trial that are kept: the newest, and the one of the best epoch up to it.
 
-    A damaged one gives its place to the one before it. Where none can be read all stay: a file system that is
-    away for a moment is no reason to throw everything away.
+    Instead of a damaged one, the one before it is kept. Where none can be read, all are kept, since the file
+    system may only be unavailable for a moment.
 
     Args:
-        checkpoints: Those of all attempts, the earliest progress first.
+        checkpoints: The checkpoints of all attempts, the earliest progress first.
         best_first: Epochs of the trial, the best first.
-        readable: Whether a file can be read; asked only where something is to go instead.
+        readable: Whether a file can be read; called only where other files would be removed.
     """
     sound = list(checkpoints)
     while sound:
@@ -325,13 +325,13 @@ def _best_first(trial: FrozenTrial, direction: str) -> list[int]:
 
 
 def _is_readable(path: Path) -> bool:
-    """Whether a checkpoint is whole.
+    """Whether a checkpoint is undamaged.
 
     Raises:
-        OSError: It is unknown now: a network file system is away, no file can be opened.
-        MemoryError: Likewise.
+        OSError: It can't be told now, such as when a network file system is unavailable.
+        MemoryError: It can't be told now.
     """
-    from trainer.checkpoint.manager import load_checkpoint  # torch is needed for this alone
+    from trainer.checkpoint.manager import load_checkpoint  # only this needs torch
 
     try:
         load_checkpoint(path)
@@ -345,7 +345,7 @@ def _is_readable(path: Path) -> bool:
 
 @contextmanager
 def _explained(opened: OpenStudy) -> Iterator[None]:
-    """Turn what goes wrong with the folders and the database into errors that name the fix."""
+    """Turn errors of the folders and the database into errors that name the fix."""
     try:
         yield
     except StudyError:
@@ -361,7 +361,7 @@ def _explained(opened: OpenStudy) -> Iterator[None]:
 
 
 def _remove(opened: OpenStudy, removal: Removal) -> Removal | None:
-    """Remove files that are still as they were looked at, of a trial that still is; None where none went."""
+    """Remove the files that have not changed, if the trial has not changed either; None where none was removed."""
     try:
         trial = opened.storage.get_trial(removal.trial_id)  # not through a cache: a failed trial may wait again
     except KeyError:

@@ -1,12 +1,12 @@
-"""Failed trials go back to wait, as themselves.
+"""Retries failed trials: puts them back into the queue under the same number.
 
 A trial keeps its number, its parameters, its seed and its reported values, so the next attempt resumes from its
-newest checkpoint. What goes is that it failed: the outcome, the reason, the traceback, the time of its end and any
-value. The attempts stay in the ledger; those until now no longer count against ``max_retries``.
+newest checkpoint. What marks it as failed is removed: the outcome, the reason, the traceback, the time of its end
+and any value. The attempts stay in the ledger; those made so far no longer count against ``max_retries``.
 
-A process that has seen a trial fail holds it as finished. That it waits again is noted (`hpo.storage.changes`),
-and its next look reads the trial anew; what it has decided before is not granted, for it leaves out the epochs
-that the trial may train again. The row was the trial's claim on the budget and still is: no other trial takes its
+Other processes may have cached the trial as finished. So the change is recorded (`hpo.storage.changes`), and their
+next look reads the trial anew. What a scheduler decided before the retry is not granted, as it did not count the
+epochs that the trial may still train. The trial's row stays its claim on the budget: no other trial takes its
 place.
 """
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reopened:
-    """A failed trial that waits again.
+    """A failed trial that has been put back into the queue.
 
     Attributes:
         trial: Its number.
-        attempts: How many it has had.
-        outcome: How it had failed.
-        reason: Why, for people; empty if unknown.
+        attempts: How many attempts it has had.
+        outcome: Its outcome as a failed trial.
+        reason: Why it failed, for people; empty if unknown.
     """
 
     trial: int
@@ -58,12 +58,13 @@ class Reopened:
 
 @dataclass(frozen=True)
 class Prospect:
-    """What `hpo run` will do about trials that wait, by the study file as it is.
+    """What `hpo run` will do with waiting trials, by the present study file.
 
     Attributes:
-        without_epochs: Numbers of those for which ``study.epochs`` leaves none, ascending: they stay waiting.
-        cut: One that it lets train in part only, and the epoch up to which; None: there is no such one.
-        reached: Why the study is done, whatever waits; None if it is not.
+        without_epochs: Numbers of the trials for which ``study.epochs`` leaves no epochs, ascending; they stay
+            waiting.
+        cut: A trial that may train only in part, and the epoch up to which; None: there is none.
+        reached: Why the study is done in spite of waiting trials; None if it is not.
     """
 
     without_epochs: list[int]
@@ -72,7 +73,7 @@ class Prospect:
 
 
 def prospect(opened: OpenStudy, numbers: Iterable[int]) -> Prospect:
-    """What will become of trials that were reopened or enqueued, as far as none has been taken meanwhile."""
+    """What `hpo run` will do with retried or enqueued trials; those that have been taken already are left out."""
     standing = replace(standing_of(opened), n_epochs=opened.spec.study.epochs)
     every, asked = standing.columns, set(numbers)
     waiting = asked & set(every.number[every.state == WAITING].tolist())
@@ -85,10 +86,10 @@ def prospect(opened: OpenStudy, numbers: Iterable[int]) -> Prospect:
 
 
 def prospect_if_known(opened: OpenStudy, numbers: Iterable[int]) -> tuple[Prospect | None, str]:
-    """`prospect`, or why it is not known: the trials wait already, whatever fails now."""
+    """`prospect`, or why it is not known; never raises, since the trials are in the queue already."""
     try:
         return prospect(opened, numbers), ""
-    except Exception as error:  # noqa: BLE001 - said, and not the command's failure
+    except Exception as error:  # noqa: BLE001 - reported; the command has succeeded
         return None, f"what `hpo run` will do is not known: {error or type(error).__name__}"
 
 
@@ -99,18 +100,18 @@ def failed_trials(opened: OpenStudy) -> list[int]:
 
 
 def reopen(opened: OpenStudy, numbers: Iterable[int], *, dry_run: bool = False) -> list[Reopened]:
-    """Let failed trials wait again, each in a transaction of its own.
+    """Put failed trials back into the queue, each in a transaction of its own.
 
     Args:
         opened: The study.
-        numbers: The trials.
-        dry_run: Only say what would be done.
+        numbers: The trials' numbers.
+        dry_run: Only report what would be done.
 
     Returns:
-        What was done, by number. A trial that another process has let wait meanwhile is not in it.
+        What was done, by number; without trials that another process has retried meanwhile.
 
     Raises:
-        StudyError: One of the trials is not there or has not failed; then nothing is done at all.
+        StudyError: One of the trials does not exist or has not failed; then nothing is done at all.
     """
     trials = {trial.number: trial for trial in opened.study.get_trials(deepcopy=False)}
     wanted = sorted(set(numbers))
@@ -154,8 +155,8 @@ def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
     trial_id = id_of_trial(failed)
     with storage.transaction() as session:
         study_id = lock_study_of(session, trial_id)
-        # The lease first, then the trial, as everywhere. A failed trial has an open one only where a tool that
-        # knows nothing of leases has ended it; its owner must not be able to write to the trial that waits.
+        # The lease first, then the trial, as everywhere. A failed trial has an open lease only if a tool that
+        # knows nothing of leases has ended it; the lease's owner must not write to the waiting trial.
         ledger.end_open(session, trial_id, "fail")
         trial = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
         history = ledger.attempts_of_trial(session, trial_id)

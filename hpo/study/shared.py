@@ -1,7 +1,8 @@
-"""Whether agents share what they must: the output folder, and on one machine alone a SQLite file.
+"""Checks that a study's agents share one output folder, and that only one machine uses a SQLite file.
 
-A folder of one name is not one folder. So each agent writes a file there whose name is in its row of the database,
-and one that joins looks for the files of those that are at work. Of two that join together the later one looks.
+Folders with the same path on two machines may be different folders. So each agent writes a file into the output
+folder, named in its row of the database, and an agent that joins looks for the files of the agents at work. Of two
+agents that join at the same time, the later one checks.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from hpo.storage.agents import SILENT, Agent
 from hpo.study.folders import unwritable
 from hpo.study.open_study import OpenStudy
 
-#: Of the time after which a silent agent counts as dead, the part for which one that joins watches it.
+#: A joining agent watches a silent one for 1 / this of the time after which it counts as dead.
 _WATCHED_SHARE: Final = 2
 #: Seconds between two looks while watching.
 _PAUSE: Final = 0.5
 
 
 def mark_file(spec: StudySpec, agent: Agent) -> Path:
-    """The file of an agent in the output folder."""
+    """An agent's file in the output folder."""
     return spec.output_dir / "agents" / agent.mark
 
 
 def write_mark(spec: StudySpec, agent: Agent) -> None:
-    """Write an agent's file; OSError where that is not possible."""
+    """Write an agent's file; raises OSError where that is not possible."""
     file = mark_file(spec, agent)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"agent {agent.number} of {spec.study.name}, process {agent.pid} on {agent.host}\n")
@@ -39,18 +40,18 @@ def write_mark(spec: StudySpec, agent: Agent) -> None:
 def refuse_unshared(opened: OpenStudy, me: Agent, say: Callable[[str], None]) -> None:
     """Refuse an agent that does not share with the others what they must share.
 
-    It is compared with those that have joined before it. One of which it is not known whether it lives is watched
-    for signs of life; it is ended where it gives none.
+    It is compared with the agents that joined before it. If it is not known whether one of them lives, that agent
+    is watched for signs of life, and its end is stored if it gives none.
 
     Args:
         opened: The study.
-        me: The agent that has joined, and has written its file.
-        say: Called with what a person should know while this takes long.
+        me: The agent that has joined and has written its file.
+        say: Called with a message for the user if this takes long.
 
     Raises:
-        InputError: The output folder is another one than that of an agent at work, or the study lies in a SQLite
-            file and an agent works on it on another machine.
-        StudyError: The output folder does not answer.
+        InputError: An agent at work has another output folder, or works on another machine while the study is in a
+            SQLite file.
+        StudyError: The output folder can't be read.
     """
     with opened.storage.engine.connect() as conn:
         others = agents.open_agents(conn, opened.study_id)
@@ -60,7 +61,7 @@ def refuse_unshared(opened: OpenStudy, me: Agent, say: Callable[[str], None]) ->
 
 
 def _refusal(opened: OpenStudy, other: Agent) -> InputError | None:
-    """Why this process can't work beside another agent, if that lives."""
+    """The error for working beside another agent if that lives; None where the two share what they must."""
     spec, who = opened.spec, f"agent {other.number} on {other.host}"
     if other.boot_id != machine.boot_id() and opened.storage.engine.dialect.name == "sqlite":
         return spec.error(
@@ -85,7 +86,7 @@ def _refusal(opened: OpenStudy, other: Agent) -> InputError | None:
 
 
 def _lives(opened: OpenStudy, other: Agent, say: Callable[[str], None]) -> bool:
-    """Whether an agent that is in the way gives a sign of life, or has gone out of the way meanwhile."""
+    """Whether another agent lives and is still in the way; an unknown one is watched, and ended if it is silent."""
     alive = other.is_alive()
     if alive is not None:
         return alive

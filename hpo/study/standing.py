@@ -1,4 +1,4 @@
-"""A study as its scheduler sees it, read from the storage."""
+"""Reads a study from the storage into the `Standing` that its scheduler sees."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _NONE: Final[Mapping[int, float]] = {}
 
 
 def standing_of(opened: OpenStudy, here: int | None = None, values: Mapping[int, float] = _NONE) -> Standing:
-    """The study now; its trials, or columns, are read when they are first asked for.
+    """The study now; its trials or columns are read when they are first used.
 
     Args:
         opened: The study.
-        here: A running trial whose grant ends: it is shown as if it had paused.
-        values: What that one has reported, by epoch, and is not stored yet: it is shown, too.
+        here: A running trial whose grant ends; it is shown as if it had paused.
+        values: Values by epoch that this trial has reported but that are not stored yet; they are shown too.
     """
     minimize = opened.spec.study.direction == "minimize"
     attrs: Mapping[str, Any]
@@ -50,7 +50,7 @@ def standing_of(opened: OpenStudy, here: int | None = None, values: Mapping[int,
         attrs, read_columns = user_attrs_of(opened.study), None
     elif here is None:
         attrs, read_columns = user_attrs_of(opened.study), opened.progress.look
-    else:  # where a grant ends, columns are always asked for, and the two are read together
+    else:  # where a grant ends, the columns are always needed, so both are read together
         attrs, now = opened.progress.look_at_study()
         read_columns = partial(now.with_paused, here, values, minimize=minimize)
     return Standing(
@@ -79,7 +79,7 @@ def _seen(opened: OpenStudy, here: int | None, values: Mapping[int, float]) -> S
     kept, found, trials = opened.seen, [], opened.study.get_trials(deepcopy=False)
     for trial in trials:
         known = kept.get(trial.number)
-        # What has ended or is paused is read once, and stays the same object.
+        # An ended or paused trial is read once and stays the same object.
         if known is None or known[0] is not trial:
             known = trial, seen(trial)
             if trial.state.is_finished() or known[1].state == "paused":
@@ -118,7 +118,7 @@ def seen(trial: FrozenTrial) -> Seen:
 
 
 def mended(found: Sequence[Seen], trials: Sequence[FrozenTrial]) -> list[Seen]:
-    """All trials as a scheduler sees them, with a mark on those that training may bring within the bounds."""
+    """All trials as a scheduler sees them, with ``mends`` set where training may bring them within the bounds."""
     lasting = lasting_bounds(trials)
     return [
         replace(each, mends=not each.imported and may_mend(violated(trial.constraints), lasting))

@@ -1,6 +1,6 @@
-"""What a study has come to, as plain data: the JSON of `status` and `best`.
+"""A study's status as plain data: the JSON of `hpo status` and `hpo best`.
 
-All of it is read from the database: Optuna's tables, and the ledger beside them.
+It is read from the database alone: Optuna's tables, and the ledger beside them.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from hpo.wording import best_list, described_best
 
 
 def study_status(opened: OpenStudy, trials: Sequence[FrozenTrial] | None = None) -> dict[str, Any]:
-    """Counts by state and outcome, the best trial (or None), what pruning saved, and who runs what.
+    """Counts by state and outcome, the best trial (or None), what pruning saved, and which agents are at work.
 
-    ``epochs`` has how many all trials have trained, and how many they may. With several objectives the best is a
-    list, the Pareto front; ``outside`` are those that would have a rank if they met the study's constraints.
-    ``goal`` says why the study is done early, if it is; ``sampler`` which it is, and why where the study file
-    leaves that open. See `hpo.study.pruning_summary.PruningSummary` for ``pruning``, and
-    `hpo.study.agents.agents_at_work` for ``agents``.
+    ``epochs`` says how many epochs all trials have trained, and how many they may train. With several objectives
+    the best is a list, the Pareto front; ``outside`` are the trials that have no rank only because they violate
+    the study's constraints. ``goal`` says why the study is done early, if it is. ``sampler`` names the sampler,
+    and why it was chosen where the study file leaves that open. See `hpo.study.pruning_summary.PruningSummary` for
+    ``pruning``, and `hpo.study.agents.agents_at_work` for ``agents``.
 
     Args:
         opened: The study.
-        trials: Its own trials, if they are at hand (`own_trials`); otherwise it reads of each what it needs.
+        trials: Its own trials, if the caller has them (`own_trials`); None: what is needed of them is read.
     """
     trials = outlined(opened) if trials is None else trials
     order = ranked(trials, opened.spec.study.goals)
@@ -72,10 +72,10 @@ def study_status(opened: OpenStudy, trials: Sequence[FrozenTrial] | None = None)
 
 
 def _code(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> dict[str, Any]:
-    """The hash of the study's code, and what was accepted as its code since the start, the first version first.
+    """The hash of the study's code, and all its versions since the start, the first version first.
 
-    ``trials`` of a version are those that ran wholly under it; ``mixed_trials`` ran under more than one. They are
-    None where there is one version only.
+    ``trials`` of a version are those that ran under it alone; ``mixed_trials`` ran under several. Both are None
+    where there is only one version.
     """
     record = CodeRecord.of(user_attrs_of(opened.study))
     versions = [] if record is None else [asdict(each) for each in record.versions]
@@ -86,7 +86,7 @@ def _code(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> dict[str, Any]:
 
 
 def _by_code(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> tuple[dict[str, list[int]], list[int]]:
-    """Trials that ran under one code, by its hash, and those that ran under several."""
+    """Trials that ran under one version of the code, by its hash, and those that ran under several."""
     with opened.storage.engine.connect() as conn:
         attempts = ledger.attempts_by_trial(conn, opened.study_id)
     wholly: defaultdict[str, list[int]] = defaultdict(list)
@@ -189,7 +189,7 @@ def refuse_without_result(opened: OpenStudy) -> None:
     """
     ended = [trial for trial in outlined(opened) if trial.state.is_finished()]
     ends = Counter(map(outcome_of, ended))
-    # A study of paused trials may end before one is complete: their best epochs are its result.
+    # A study may end with paused trials before one is complete: then their best epochs are its result.
     if not ends or Outcome.COMPLETE in ends or any(judged(trial, opened.spec.study.goals) for trial in ended):
         return
     if any(map(is_outside, ended)):
@@ -212,7 +212,7 @@ def _best(opened: OpenStudy, order: Sequence[FrozenTrial]) -> Any:
 
 
 def _whole(opened: OpenStudy, outline: FrozenTrial) -> FrozenTrial:
-    """A trial with all that it has, and the value that it is ranked by."""
+    """The full trial of an outline, with the values that it is ranked by."""
     trial = opened.storage.get_trial(id_of_trial(outline))
     trial.values = outline.values
     return trial

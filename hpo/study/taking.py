@@ -1,4 +1,4 @@
-"""Which trial a free worker takes: what waits first, then what the scheduler says."""
+"""Takes the next trial for a free worker: a waiting trial if there is one, else what the scheduler says."""
 
 from __future__ import annotations
 
@@ -34,30 +34,31 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.standing import standing_of
 
-#: Paused trials that are counted at most; a study of so many more is looked at again when these are taken.
+#: At most so many paused trials are counted; a study with more is counted again once these are taken.
 _COUNTED: Final = 64
 
 
 @dataclass
 class Taker:
-    """Takes trials for one owner, and asks the scheduler on their behalf.
+    """Takes trials for one owner, by the scheduler's decisions.
 
     Attributes:
-        opened: The study; its storage has the owner, and holds what is taken.
+        opened: The study; its storage has the owner and holds the leases.
     """
 
     opened: OpenStudy
     _decided: tuple[tuple[int, int], int, Next] | None = None
 
     def take(self) -> Lease | Wait | None:
-        """The next trial for the owner, who holds it from then on.
+        """Take the next trial; the owner holds its lease from then on.
 
         Returns:
-            The trial, RUNNING; `Wait` where one may come; None where nothing is left to do.
+            The lease of the trial, which is RUNNING; `Wait` where a trial may come later; None where nothing is
+            left to do.
 
         Raises:
-            OtherCodeError: Other code than this worker's has been accepted for the study.
-            ValueError: The scheduler resumes a trial that is not there.
+            OtherCodeError: The study's code or search space is newer than this worker's.
+            ValueError: The scheduler resumes a trial that does not exist.
         """
         self.opened.refuse_other_code()
         if isinstance(self.opened.study.pruner, LooksAhead):  # in the process that forks one for each trial
@@ -68,26 +69,26 @@ class Taker:
             step = self._known(standing) or self._asked(standing)
             try:
                 taken = _carried_out(self.opened, standing, step)
-            except OldGrantError:  # another worker was faster: this one decides again, with that in sight
+            except OldGrantError:  # another worker was faster: decide again, with its grant in sight
                 continue
             if taken is not None or anew or standing.read_columns is None:
                 return taken
-            # Another tool may have changed a paused trial, which no look shows: before it leaves, it reads all.
+            # Another tool may have changed a paused trial, which a look does not show: read all before leaving.
             self.opened.progress.forget()
             anew = True
 
     def extended(self, trial_id: int, values: Mapping[int, float]) -> Granted | None:
-        """Let a held trial whose grant ends train on without a pause, if the scheduler would resume it now.
+        """Extend the grant of a held trial, so that it need not pause, if the scheduler would resume it now.
 
-        Where it would not, what it says stands for the next trial, if this one pauses, and as long as there is no
-        other grant in between.
+        If not, the scheduler's answer is kept for the next `take`: it holds if this trial pauses and no other
+        grant comes in between.
 
         Args:
-            trial_id: The trial.
-            values: What it has reported, by epoch, and is not stored yet; it is with a grant.
+            trial_id: Optuna's id of the trial.
+            values: Values by epoch that it has reported but that are not stored yet; they are stored with a grant.
 
         Returns:
-            What it is granted now; None where it pauses.
+            The new grant; None where the trial pauses.
         """
         number = storage_of(self.opened.study).get_trial_number_from_id(trial_id)
         while True:
@@ -105,7 +106,7 @@ class Taker:
         return within_epochs(standing, self.opened.scheduler.next(standing))
 
     def _known(self, standing: Standing) -> Next | None:
-        """What was decided where the last trial paused; None where it did not pause, or more has happened."""
+        """The answer kept by `extended`; None where that trial did not pause, or the study has changed since."""
         decided, self._decided = self._decided, None
         if decided is None or isinstance(decided[2], Wait):
             return None
@@ -117,15 +118,15 @@ class Taker:
 
 
 def _moment(standing: Standing) -> tuple[int, int]:
-    """What tells whether a decision was made by another state of the study."""
+    """What changes when a decision made before no longer holds: the numbers of grants and of retries."""
     return standing.decision, standing.retries
 
 
 def begin(opened: OpenStudy, lease: Lease) -> optuna.Trial:
-    """The trial that this process is to train: it holds the lease from now on, and draws the parameters.
+    """Take over a lease in this process; returns the trial that it trains.
 
     Raises:
-        LeaseLostError: Another attempt has it.
+        LeaseLostError: Another attempt has the trial.
     """
     opened.storage.hold(lease)
     cast("StudyCache", storage_of(opened.study)).meet(id_of_study(opened.study), lease.trial_id)
@@ -136,12 +137,12 @@ def begin(opened: OpenStudy, lease: Lease) -> optuna.Trial:
 def claimable(opened: OpenStudy, most: int = _COUNTED) -> int:
     """How many workers could take a trial now.
 
-    A scheduler that reads trials, which takes long, is asked once: where it has something to do, each paused trial
-    counts.
+    A scheduler that reads trials, which takes long, is asked only once: if it has anything to do, every paused
+    trial counts.
 
     Args:
         opened: The study.
-        most: Trials at most that are counted as such that a scheduler would resume.
+        most: At most so many trials that a scheduler would resume are counted.
     """
     standing, step = _next_of(opened)
     while isinstance(step, Resume) and _is_outdated(opened, step.number):  # each turn ends that for a trial
@@ -163,11 +164,11 @@ def _next_of(opened: OpenStudy) -> tuple[Standing, Next]:
 
 
 def _is_outdated(opened: OpenStudy, number: int) -> bool:
-    """Whether looks show a trial as paused, and it is not: a tool that leaves no note has changed it."""
+    """Whether looks show a trial as paused though it is not, because another tool has changed it unrecorded."""
     with opened.storage.engine.connect() as conn:
         if ledger.is_paused(conn, _id_of(opened, number)):
             return False
-    return standing_of(opened).is_paused(number)  # of one that a worker has resumed meanwhile, a look says so
+    return standing_of(opened).is_paused(number)  # if a worker has just resumed it, a new look shows that
 
 
 def _read_again(opened: OpenStudy, number: int) -> None:
@@ -180,7 +181,7 @@ def _id_of(opened: OpenStudy, number: int) -> int:
 
 
 def _resumed_in_turn(opened: OpenStudy, standing: Standing, step: Next, most: int) -> tuple[int, Next]:
-    """How many paused trials workers would resume that ask one after the other, and the answer after those."""
+    """How many paused trials would be resumed if workers asked one after the other, and the answer after these."""
     resumed: set[int] = set()
     while isinstance(step, Resume) and step.number not in resumed and len(resumed) < most:
         resumed.add(step.number)
@@ -204,8 +205,8 @@ def _carried_out(opened: OpenStudy, standing: Standing, step: Next) -> Lease | W
 
 
 def _is_grant(standing: Standing, step: New) -> bool:
-    """Whether a new trial is to be stored with a grant: a pruner grants nothing where epochs are unlimited."""
-    # What a scheduler gives a reason for was decided for the study's next trial, also where it trains to its end.
+    """Whether a new trial is stored with a grant; with a pruner it is not, unless the study limits epochs."""
+    # An answer with a reason is a scheduler's decision about the next trial, even if that trains to its end.
     decided = bool(step.why.kind) or step.until is not None or step.params is not None
     return decided or standing.n_epochs is not None
 
@@ -228,7 +229,7 @@ def _grant(opened: OpenStudy, standing: Standing, step: New | Resume | Fork) -> 
 
 
 def _new(opened: OpenStudy, grant: Grant | None) -> Lease | None:
-    """A new trial; None above the budget."""
+    """Take a new trial; None above the budget."""
     with contextlib.suppress(BudgetExhaustedError), opened.storage.granting(grant):
         return _held(opened, storage_of(opened.study).create_new_trial(id_of_study(opened.study)))
     return None
@@ -236,7 +237,7 @@ def _new(opened: OpenStudy, grant: Grant | None) -> Lease | None:
 
 def _take_waiting(opened: OpenStudy, standing: Standing) -> Lease | None:
     takeable = set(standing.takeable.tolist())
-    if not takeable:  # the usual case: the scheduler is not asked for what it would grant first
+    if not takeable:  # the usual case, in which the scheduler need not be asked for a first grant
         return None
     first = New(until=opened.scheduler.first(standing), why=Why("enqueued"))
     step = within_epochs(standing, first)
@@ -247,7 +248,7 @@ def _take_waiting(opened: OpenStudy, standing: Standing) -> Lease | None:
 
 
 def _take_cut(opened: OpenStudy, standing: Standing, number: int, until: int) -> Lease | None:
-    """A trial that waits, with its grant cut to an epoch; None where another worker was faster."""
+    """Take a waiting trial with its grant cut to an epoch; None where another worker was faster."""
     for trial in opened.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         if trial.number == number:
             granted: Granted = {**grants_of(trial)[-1], "number": standing.decision, "until": until}
@@ -257,7 +258,7 @@ def _take_cut(opened: OpenStudy, standing: Standing, number: int, until: int) ->
 
 
 def _first_waiting(opened: OpenStudy, grant: Grant | None, among: Container[int] | None = None) -> Lease | None:
-    """The first of the trials that wait, among these; None where there is none."""
+    """Take the first waiting trial, of those ``among`` (None: of all); None where there is none."""
     for trial in opened.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         if among is not None and trial.number not in among:
             continue
@@ -269,14 +270,14 @@ def _first_waiting(opened: OpenStudy, grant: Grant | None, among: Container[int]
 
 
 def _resume(opened: OpenStudy, standing: Standing, step: Resume) -> Lease | None:
-    """A paused trial; None where another worker was faster."""
+    """Resume a paused trial; None where another worker was faster."""
     if not standing.is_paused(step.number):
         raise ValueError(f"the scheduler resumes trial {step.number}, which is not paused")
     trial_id = _id_of(opened, step.number)
     with opened.storage.granting(_grant(opened, standing, step)):
         if opened.storage.resume(trial_id):
             return _held(opened, trial_id)
-    _read_again(opened, step.number)  # it may be one that another tool has changed, which no look shows
+    _read_again(opened, step.number)  # another tool may have changed it, which a look does not show
     return None
 
 

@@ -1,4 +1,4 @@
-"""How long a trial's attempts took: to train its epochs, and to start, load and end around them."""
+"""Measures how long a trial's attempts took: for training epochs, and for starting, loading and ending."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hpo.storage.pausing import paused_at
 
 @dataclass(frozen=True)
 class Timing:
-    """What a trial's attempts took that came to a pause or to its end.
+    """The times of a trial's attempts that ended in a pause or in the trial's end.
 
     Attributes:
-        attempts: How many these are.
+        attempts: Number of these attempts.
         epochs: Epochs that they trained.
-        training_s: Seconds that these took.
-        around_s: Seconds for all else: taking the trial, its process, building, loading, storing.
+        training_s: Seconds that these epochs took.
+        around_s: Seconds for all else: taking the trial, starting its process, building, loading, storing.
     """
 
     attempts: int = 0
@@ -30,23 +30,23 @@ class Timing:
     around_s: float = 0.0
 
     def with_attempt(self, epochs: int, training_s: float, around_s: float) -> Timing:
-        """The same with one attempt more."""
+        """The times with one more attempt."""
         return Timing(
             self.attempts + 1, self.epochs + epochs, self.training_s + training_s, self.around_s + around_s
         )
 
     @property
     def switch(self) -> float | None:
-        """Epochs that could be trained in the time around those of an attempt; None where nothing was measured."""
+        """The mean time around an attempt's epochs, measured in epochs; None where nothing was measured."""
         if not self.attempts or self.training_s <= 0:
             return None
         return (self.around_s / self.attempts) / (self.training_s / self.epochs)
 
 
 def took(trial: FrozenTrial, attempts: Sequence[float]) -> float | None:
-    """Seconds of work at a trial that does not run; Optuna's time from start to end of one without attempts.
+    """Seconds of work at an ended or paused trial; without attempts, Optuna's time from start to end.
 
-    That time has all that a trial waited while it was paused, and after a requeue the last attempt alone.
+    Optuna's time includes pauses, and after a requeue it covers only the last attempt.
 
     Args:
         trial: The trial.
@@ -58,6 +58,6 @@ def took(trial: FrozenTrial, attempts: Sequence[float]) -> float | None:
 
 
 def timing_of(trial: optuna.Trial | FrozenTrial) -> Timing:
-    """A trial's timing as stored; zeros where it has none."""
+    """A trial's stored timing; all zeros where it has none."""
     known = known_of(trial) if isinstance(trial, optuna.Trial) else trial
     return Timing(**known.user_attrs.get(TIMING_ATTR, {}))

@@ -1,4 +1,4 @@
-"""A study's trials as plain data, one entry each: the JSON of `trials`, and of the best ones."""
+"""A study's trials as plain data, one entry each: the JSON of `hpo trials`, and of the best trials."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from hpo.wording import condemned, never_asked, pruned_by, same_as
 
 
 def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = False) -> list[dict[str, Any]]:
-    """One entry a trial, in the order of their numbers; ``last``: of so many with the highest numbers.
+    """One entry per trial, by number; ``last``: only so many trials with the highest numbers.
 
-    ``duration_s`` is what all attempts at a trial took together, of a paused one so far; None while it runs or
-    waits.
+    ``duration_s`` is the time of all attempts at a trial together, for a paused trial so far; None while it runs
+    or waits.
 
-    ``brief`` leaves out ``metrics``, and of ``internals`` all but who ran it: a table of trials needs no more.
+    ``brief`` leaves out ``metrics``, and of ``internals`` all but which worker ran it: enough for a table.
 
-    ``params`` are as the study file has them, lists and mappings among them; of a trial that waits in the queue
-    those that it was queued with, the others are drawn when it starts. ``metrics`` are those of its best
-    epoch that a person asked for (`hpo.study.internals.parted_metrics`), empty before there is one. The traceback
-    is that of a failed trial, None for any other; the reason is that of a failed or diverged one, of one that was
-    paused when the study ended or a fork took its place, of one that a pruner pruned or, to audit itself, let run
-    on, of one that took over the result of a trial with the same parameters, and has no epochs of its own, or of
-    one that was queued with a parameter which its function never asked for.
+    ``params`` have the values of the study file, such as lists and mappings. A waiting trial has those that it was
+    queued with; the others are drawn when it starts. ``metrics`` are those of the best epoch that a person asked
+    for (`hpo.study.internals.parted_metrics`), empty before there is one. ``traceback`` is that of a failed trial,
+    else None. ``reason`` says why a trial failed or diverged; that it was paused when the study ended, or a fork
+    took its place; why a pruner pruned it, or let it run on as an audit; that it took over the result of a trial
+    with equal parameters and has no epochs of its own; or that it was queued with a parameter that its function
+    never asked for.
 
-    What hpo keeps beside it is in ``internals``: the other metrics of that epoch, the first ``prediction`` beside
-    what came of it, the seed, and ``attempts``, the first one first; worker and device are the last attempt's.
+    ``internals`` has what hpo records besides: the other metrics of that epoch, the first ``prediction`` with its
+    actual result, the seed, and ``attempts``, the first one first; worker and device are the last attempt's.
     ``grants`` are those of the scheduler, the first one first: up to which epoch (``until``, None for the end),
-    and ``why``: `hpo.search.schedulers.scheduler.Why`. ``fork`` says of a fork which trial it began from, after
-    which epoch, and in whose place (`hpo.storage.lineage.Forked`), ``replaced_by`` which fork stands in the place
-    of this trial; ``epochs`` count those of a fork's parent, too.
+    and ``why``: `hpo.search.schedulers.scheduler.Why`. ``fork`` says from which trial a fork began, after which
+    epoch, and whose place it took (`hpo.storage.lineage.Forked`); ``replaced_by`` says which fork took this
+    trial's place. ``epochs`` include those of a fork's parent.
     """
     above = -1 if last is None else id_before_last(opened.storage, opened.study_id, last)
     with opened.storage.engine.connect() as conn:
@@ -87,9 +87,9 @@ def _params(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _cause(trial: FrozenTrial, fork: FrozenTrial | None, pruner: str) -> dict[str, Any]:
-    """Why a trial failed or diverged, is pruned, was audited or has another one's result; see `study_trials`.
+    """The reason and traceback of a trial's entry; see `study_trials`.
 
-    What a lost attempt left on a trial that ended well later is not about its end.
+    What an earlier lost attempt left is ignored if the trial ended well later.
     """
     if SAME_AS_ATTR in trial.user_attrs:
         return {"reason": same_as(trial.user_attrs[SAME_AS_ATTR]), "traceback": None}
@@ -130,7 +130,7 @@ def _history(attempts: list[Attempt]) -> dict[str, Any]:
 
 
 def _instant(seconds: float | None) -> str | None:
-    """A time as ISO 8601 has it, in UTC."""
+    """A time in ISO 8601, in UTC."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
@@ -141,7 +141,7 @@ def _metrics(trial: FrozenTrial) -> dict[str, float | None]:
 
 
 def _internals(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
-    """What hpo keeps of a trial beside what was asked for; see `study_trials`."""
+    """What hpo records of a trial besides what a person asked for; see `study_trials`."""
     return {
         "metrics": parted_metrics(opened.spec, _metrics(trial))[1],
         "prediction": finite(trial.user_attrs.get(PREDICTION_ATTR)),

@@ -1,4 +1,4 @@
-"""What a study can't have whose function draws its parameters itself: all that needs a search space beforehand."""
+"""Refuses what needs a search space in a study whose `objective` function draws its parameters itself."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INSTEAD: Final = "or declare `search_space`, and take its parameters as argumen
 
 
 def refuse_what_needs_a_space(spec: StudySpec) -> None:
-    """Refuse what works on a declared search space, in a study that has none.
+    """Refuse parts of the study file that need a declared search space, in a study without one.
 
     Raises:
-        InputError: The study has something of the kind.
+        InputError: The study has such a part.
     """
     if not spec.defines_by_run:
         return

@@ -1,4 +1,4 @@
-"""A study whose search space is widened while it is under way."""
+"""Widens the search space of a study that has already begun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpo.storage.optuna_private import id_of_study
 from hpo.storage.study_attrs import replace_study_attrs
 from hpo.storage.study_storage import StudyStorage
 
-#: Samplers whose points, or whose own state, are laid out over the space that a study begins with.
+#: Samplers whose points or stored state are tied to the search space that the study begins with.
 _OF_ONE_SPACE: Final = tuple(SAMPLERS[name] for name in ("grid", "brute_force", "cmaes"))
 
 
@@ -36,14 +36,14 @@ class Widening:
 
 
 def refuse_narrower(spec: StudySpec, problems: Sequence[str]) -> None:
-    """Refuse to widen a study's search space.
+    """Refuse a search space that is not wider, or a sampler that can't use a wider one.
 
     Args:
         spec: The study file.
-        problems: Why it is no wider space, see `hpo.config.widening`.
+        problems: Why the search space is not wider; see `hpo.config.widening`.
 
     Raises:
-        InputError: There are problems, or the study's sampler can't follow.
+        InputError: There are problems, or the study's sampler keeps to its first space.
     """
     _, name = drawing_sampler(spec)
     if known_class(name, SAMPLERS) in _OF_ONE_SPACE:
@@ -60,14 +60,14 @@ def refuse_narrower(spec: StudySpec, problems: Sequence[str]) -> None:
 def store_wider(
     spec: StudySpec, study: optuna.Study, storage: StudyStorage, config: Mapping[str, Any], wider: Widening
 ) -> str:
-    """Store a config with a wider search space, all of it or nothing; returns what a person should know.
+    """Store a config with a wider search space, all of it or nothing; returns a note for the user.
 
     Args:
         spec: The study file.
         study: The study.
         storage: Its storage.
         config: The config to store.
-        wider: What has become wider.
+        wider: What has become wider than in the stored config.
 
     Raises:
         StudyError: Another process has just changed the config.
@@ -86,11 +86,11 @@ def store_wider(
 
 
 def said(entry: Mapping[str, Any]) -> str:
-    """How people read one widening: at which trial, and what."""
+    """One widening as text for people: at which trial, and what became wider."""
     return f"widened at trial {entry['trials']}: {'; '.join(entry['changes'])}"
 
 
 def has_older_space(attrs: Mapping[str, Any], spec: StudySpec) -> bool:
-    """Whether the search space of a study with these user attributes was widened, and a file is from before."""
+    """Whether a study with these user attributes was widened, and the study file is from before that."""
     widened = attrs.get(WIDENED_ATTR)
     return widened is not None and widened[-1]["hash"] != spec.config_hash()
