@@ -1,7 +1,7 @@
-"""Whether what a study file gives a class is of the types that its signature names.
+"""Checks a study file's arguments against the annotations of the class or function that takes them.
 
-Python looks at no annotation: a text where a number belongs fails somewhere in the class, in words that name
-neither the argument nor its place in the file.
+Python does not check annotations: a text in place of a number fails somewhere inside the class, with an error
+that names neither the argument nor its line in the file.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _WORDS: Final = {
 
 
 class WrongType(NamedTuple):
-    """An argument of another type than its class takes.
+    """An argument whose value has the wrong type.
 
     Attributes:
-        name: The argument.
-        wanted: What it takes, in words.
+        name: The argument's name.
+        wanted: The types that it takes, in words.
     """
 
     name: str
@@ -46,12 +46,12 @@ class WrongType(NamedTuple):
 def wrong_types(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterator[WrongType]:
     """The arguments that don't fit the annotations of a class or function.
 
-    A list stands for a tuple and a text for a path; true is no number, nor is NaN, nor a text that reads as one.
-    What has no annotation, or one that no value of a file can be held against, is left out.
+    A list counts as a tuple and a text as a path; true, NaN and a text of digits are not numbers. Arguments
+    without an annotation, or with one that a value of a file can't be checked against, are skipped.
 
     Args:
-        function: What takes them.
-        arguments: Values as a study file holds them, by name.
+        function: The class or function.
+        arguments: Values by name, as in the study file.
     """
     for name, value in arguments.items():
         kind = _annotations(function).get(name, Any)
@@ -61,11 +61,11 @@ def wrong_types(function: Callable[..., Any], arguments: Mapping[str, Any]) -> I
 
 
 def _fits(value: Any, adapter: TypeAdapter[Any]) -> bool:
-    if isinstance(value, float) and math.isnan(value):  # no argument works with it
+    if isinstance(value, float) and math.isnan(value):  # valid for no argument
         return False
     try:
         text = json.dumps(value)
-    except TypeError:  # an object that was made for it
+    except TypeError:  # an object, which was built for this argument
         return True
     try:
         adapter.validate_json(text, strict=True)
@@ -77,26 +77,26 @@ def _fits(value: Any, adapter: TypeAdapter[Any]) -> bool:
 def refuse_wrong_types(
     spec: StudySpec, path: str, function: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> None:
-    """Refuse arguments that don't fit the annotations of what takes them; see `wrong_types`.
+    """Refuse arguments that don't fit the annotations of their class or function; see `wrong_types`.
 
     Args:
         spec: The study file.
-        path: Where in it they stand.
-        function: What takes them.
-        arguments: As of `wrong_types`.
+        path: The dotted path of the arguments.
+        function: The class or function.
+        arguments: See `wrong_types`.
 
     Raises:
         InputError: At the first such argument.
     """
     for name, wanted in wrong_types(function, arguments):
         value = arguments[name]
-        shown = repr(value) if isinstance(value, str) else value  # '0.9' is no 0.9
+        shown = repr(value) if isinstance(value, str) else value  # so that '0.9' differs from 0.9
         raise spec.error(f"must be {wanted}", path=f"{path}.{name}", value=shown, fix=f"write {wanted}")
 
 
 @functools.cache
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a signature's arguments, but for those whose names only a type checker imports."""
+    """The types of a signature's arguments, without those whose names are imported only for type checkers."""
     made = function.__init__ if inspect.isclass(function) else function
     names = getattr(made, "__globals__", {})
     found = {}
@@ -109,7 +109,7 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any] | None:
-    """What holds a value of a file against a type; None where that can't be done."""
+    """A validator of values of this type; None if a value of a file can't be checked against it."""
     if any(each is Any or _is_callable(each) for each in _parts(kind)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Scripts that run a search when they are imported: seen in their source, before they are."""
+"""Finds scripts that would run a search when they are imported, by their source and without importing them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def refuse_search_at_import(folder: Path, target: str) -> None:
     """Refuse an objective whose script would run a search of its own whenever it is imported.
 
     Args:
-        folder: The study's.
+        folder: The study's folder.
         target: The objective's import path.
 
     Raises:

@@ -1,14 +1,14 @@
-"""The code of a study, by hash: the modules that its targets reach, found without importing any of them.
+"""Hashes the code of a study: finds the modules that its targets reach, without importing any of them.
 
-From each ``_target_`` of the study file, those that the search space chooses among included, every import
-statement is followed, wherever in a module it stands. It leads to modules in the study's folder, and to those of
-packages in development: what is imported from outside of ``site-packages`` and is not Python's or this project's
-own. A file that nothing imports does not count.
+It starts at each ``_target_`` of the study file, including those among the choices of the search space, and
+follows every import statement anywhere in a module. Modules in the study's folder count, and those of packages
+in development: packages outside of ``site-packages`` that are not part of Python or of this project. A file
+that no module imports does not count.
 
-A module's hash is that of its syntax tree, so comments, blank lines and formatting do not count; nor does what a
-module does under ``if __name__ == "__main__":``, which no import executes.
+A module's hash is that of its syntax tree, so comments, blank lines and formatting do not count; nor does the
+code under ``if __name__ == "__main__":``, which an import does not execute.
 
-Limits: only Python's source is looked at, no data files and no compiled modules. A name that is computed
+Limits: only Python source counts, not data files or compiled modules. A computed name
 (``importlib.import_module(name)``) is not followed.
 """
 
@@ -32,9 +32,9 @@ from hpo.config.targets import named_targets
 if TYPE_CHECKING:
     from hpo.config.spec import StudySpec
 
-#: Hexadecimal digits of a hash.
+#: The number of hexadecimal digits of a hash.
 _DIGITS: Final = 16
-#: Folders of packages that are installed, and not in development.
+#: Folders of installed packages, as opposed to those in development.
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _OURS: Final = frozenset({"hpo", "trainer"})
 
@@ -44,22 +44,22 @@ Name = tuple[str, ...]
 
 @dataclass(frozen=True)
 class CodeIdentity:
-    """What code a study runs.
+    """The code that a study runs.
 
     Attributes:
-        files: A hash for each module: by its path in the study's folder, ``model.py``, or by its name,
-            ``project.layers``, where it lies elsewhere.
+        files: The hash of each module, by its path in the study's folder (``model.py``), or by its name
+            (``project.layers``) if it is in another folder.
     """
 
     files: Mapping[str, str]
 
     @property
     def hash(self) -> str:
-        """One hash of them all."""
+        """One hash of all modules."""
         return _digest(json.dumps(sorted(self.files.items())))
 
     def changes_since(self, before: Mapping[str, str]) -> list[str]:
-        """What is different from earlier files, a line each; none where the code is the same."""
+        """One line for each module that differs from earlier `files`; empty if the code is the same."""
         changes = []
         for name in sorted({*before, *self.files}):
             if name not in before:
@@ -72,7 +72,7 @@ class CodeIdentity:
 
 
 def code_identity(spec: StudySpec) -> CodeIdentity:
-    """The code that a study's targets reach, as this process imports it; nothing is imported."""
+    """The code that a study's targets reach, as this process would import it; imports nothing."""
     walk = _Walk(spec.folder.resolve())
     for target in named_targets(spec.config):
         walk.reach(tuple(target.split(".")), walk.folder)
@@ -80,9 +80,9 @@ def code_identity(spec: StudySpec) -> CodeIdentity:
 
 
 def imported_source(folder: Path, name: Name) -> tuple[Path, ast.Module] | None:
-    """The file of a study's folder that a dotted name leads to, and what an import of it executes.
+    """The file in a study's folder that a dotted name leads to, and the code that an import of it executes.
 
-    None where it lies elsewhere, or can't be read as Python.
+    None if the module is not in the folder, or can't be parsed.
     """
     for end in range(len(name), 0, -1):
         file = _file_of(folder.resolve(), name[:end])
@@ -107,14 +107,14 @@ class _Walk:
         self._base = cache(_development_base)
 
     def reach(self, name: Name, within: Path) -> None:
-        """Follow a name that is imported by code which lies below the folder ``within``."""
+        """Follow a name that code below the folder ``within`` imports."""
         own = within == self.folder and holds_module(self.folder, name[0])
         base = self.folder if own else self._base(name[0])
         if base is not None:
             self._add(base, name)
 
     def hashes(self) -> dict[str, str]:
-        """The hash of every module that is reached."""
+        """The hash of every module that the walk reaches."""
         found = {}
         while self._waiting:
             base, name = self._waiting.popleft()
@@ -129,7 +129,7 @@ class _Walk:
         return found
 
     def _add(self, base: Path, name: Name) -> None:
-        """The module of a dotted name and the packages above it; what follows the last module is no module."""
+        """Queue the packages and the module of a dotted name; it stops at the first part that is not a module."""
         for end in range(1, len(name) + 1):
             module = name[:end]
             if _file_of(base, module) is None and not base.joinpath(*module).is_dir():
@@ -156,7 +156,7 @@ class _Walk:
 
 
 def _source(file: Path, *, own: bool) -> bytes | None:
-    """A module's source; None where it can't be read, which its import will say."""
+    """A module's source; None if it can't be read, which the import will report."""
     try:
         return source_of(file) if own else file.read_bytes()
     except OSError:
@@ -164,12 +164,12 @@ def _source(file: Path, *, own: bool) -> bytes | None:
 
 
 def is_own_file(file: Path) -> bool:
-    """Whether a module's file is not that of an installed package."""
+    """Whether a module's file does not belong to an installed package."""
     return not _INSTALLED & set(file.parts)
 
 
 def _file_of(base: Path, name: Name) -> Path | None:
-    """The file that holds a module's source, if there is one."""
+    """The file with a module's source, if there is one."""
     path = base.joinpath(*name)
     for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
         if file.is_file():
@@ -202,7 +202,7 @@ def _development_base(top: str) -> Path | None:
 
 
 def _parsed(source: bytes) -> ast.Module | None:
-    """The syntax tree, without what is done only when the module is run as a script; None for a damaged file."""
+    """The syntax tree without the code that runs only as a script; None if the source can't be parsed."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -212,7 +212,7 @@ def _parsed(source: bytes) -> ast.Module | None:
 
 
 def _imported(node: ast.stmt) -> list[ast.stmt]:
-    """What an import executes of a module's statement."""
+    """The part of a module's statement that an import executes."""
     match node:
         case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")])):
             return node.orelse
@@ -222,12 +222,12 @@ def _imported(node: ast.stmt) -> list[ast.stmt]:
 def _tree_digest(tree: ast.Module, source: bytes) -> str:
     try:
         return _digest(_text_of(tree))
-    except RecursionError:  # a sum of a thousand terms
+    except RecursionError:  # such as a sum of a thousand terms
         return _digest(source)
 
 
 def _text_of(node: Any) -> str:
-    """A syntax tree without places and without what is empty, so that it is alike in all versions of Python."""
+    """A syntax tree as text, without positions and empty fields, so that all versions of Python give the same."""
     if isinstance(node, ast.AST):
         fields = ((name, getattr(node, name, None)) for name in node._fields)
         kept = (f"{name}={_text_of(value)}" for name, value in fields if value is not None and value != [])

@@ -1,4 +1,4 @@
-"""What every point of a search space satisfies: the expressions of `where`, and bounds that other entries set."""
+"""Conditions on all points of a search space: the expressions of `where`, and bounds that depend on parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpo.config.schema_space import (
 )
 from hpo.errors import InputError
 
-#: In JSON, which doubles the backslash that escapes one.
+#: An interpolation in JSON text, where the backslash that escapes one is doubled.
 _INTERPOLATION: Final = re.compile(r"(?<!\\)(?:\\{4})*\$\{\s*([^}]+?)\s*\}")
 
 Refuse = Callable[..., InputError]
@@ -34,11 +34,11 @@ class Condition:
     """One condition on a point.
 
     Attributes:
-        text: How people read it.
-        place: Dotted path of where it is written.
-        bounded: The entry whose ``low`` or ``high`` it is; None: an expression of ``where``.
-        end: ``"low"`` or ``"high"`` then.
-        expression: The expression.
+        text: The condition as people read it.
+        place: The dotted path where it is written.
+        bounded: The entry whose ``low`` or ``high`` it is; None for an expression of ``where``.
+        end: ``"low"`` or ``"high"``, with ``bounded``.
+        expression: The parsed expression.
     """
 
     text: str
@@ -49,13 +49,13 @@ class Condition:
 
     @property
     def names(self) -> set[str]:
-        """The parameters that it is about."""
+        """The parameters that the condition is about."""
         return {*parsed(self.expression).names, *([] if self.bounded is None else [self.bounded])}
 
     def holds(self, params: Mapping[str, Any]) -> bool:
-        """Whether it holds for a point. One about a parameter that the point does not have does.
+        """Whether the condition holds for a point; it does if the point lacks one of its parameters.
 
-        What can't be computed, such as a division by zero, does not hold.
+        A condition that can't be computed, such as a division by zero, does not hold.
         """
         try:
             return self.computed(params)
@@ -63,11 +63,11 @@ class Condition:
             return False
 
     def computed(self, params: Mapping[str, Any]) -> bool:
-        """As `holds`; an error of the computation is raised.
+        """The same as `holds`, but errors of the computation are raised.
 
         Raises:
             ArithmeticError: Such as a division by zero.
-            TypeError: Values that can't be compared or computed with.
+            TypeError: The values can't be compared or computed with.
         """
         found = parsed(self.expression)
         if any(name not in params for name in found.names) or (
@@ -87,13 +87,13 @@ def conditions_of(
     """The conditions of a study file, checked.
 
     Args:
-        where: Its expressions.
+        where: The expressions of ``where``.
         entries: The search space as it is written.
         config: The base config.
         refuse: Makes an error at a dotted path, such as `StudySpec.error`.
 
     Raises:
-        InputError: One is no expression over what is searched.
+        InputError: One is not an expression over searched parameters.
     """
     found = []
     for at, text in enumerate(where):
@@ -120,7 +120,7 @@ def _names(
     refuse: Refuse,
     read: Callable[[str], Parsed] = parsed,
 ) -> list[str]:
-    """The parameters of an expression, all of which are searched."""
+    """The parameters of an expression; refuses one that is not searched."""
     try:
         names = read(text).names
     except ExpressionError as error:
@@ -137,7 +137,7 @@ def _names(
 
 
 def _base(name: str, config: Mapping[str, Any]) -> Any:
-    """What the config has at a path; None where it is none."""
+    """The config's value at a path; None without one, or if the text is not a path."""
     try:
         return lookup(config, split_path(name))
     except PathError:
@@ -157,12 +157,12 @@ def _bounds(entries: Mapping[str, ParamSpec]) -> Iterator[tuple[str, str, str]]:
 
 
 def refuse_interpolated(raw: Mapping[str, Any], entries: Mapping[str, ParamSpec], refuse: Refuse) -> None:
-    """Refuse `${path}` where the parameter is meant: an interpolation is the base config's value of it.
+    """Refuse `${path}` of a parameter in a condition: it would be the parameter's value in the base config.
 
-    Among a parameter's own choices that value is meant.
+    Among a parameter's own choices, that value is meant.
 
     Raises:
-        InputError: It stands in `where` or in an entry.
+        InputError: `where` or an entry has one.
     """
     space = raw.get("search_space") or {}
     places: dict[tuple[str, ...], Any] = {
@@ -181,10 +181,11 @@ def refuse_interpolated(raw: Mapping[str, Any], entries: Mapping[str, ParamSpec]
 
 
 def widest(entries: Mapping[str, ParamSpec], config: Mapping[str, Any], refuse: Refuse) -> dict[str, ParamSpec]:
-    """The entries as they are stored, with the widest range that each bound may set.
+    """The entries as they are stored: a bound that depends on parameters becomes the widest that it can be.
 
     Raises:
-        InputError: A bound names what is not searched or no number, or leaves no range; or bounds go in a circle.
+        InputError: A bound names a parameter that is not searched or not a number, or leaves no range; or bounds
+            depend on each other in a circle.
     """
     done: dict[str, ParamSpec] = {}
 
@@ -237,7 +238,7 @@ def _end(
 
 
 def _whole(found: float | Decimal, end: str) -> int:
-    """The first whole number from a low end on, or the last up to a high one; rounding makes no difference."""
+    """The least whole number from a low end on, or the largest up to a high end; rounding errors don't count."""
     nearest = round(found)
     if equal(float(found), nearest):
         return nearest
@@ -245,7 +246,7 @@ def _whole(found: float | Decimal, end: str) -> int:
 
 
 def _checked(entry: ParamSpec, changed: Mapping[str, float], path: str, refuse: Refuse) -> ParamSpec:
-    """The entry with these ends, which its own checks have not seen."""
+    """The entry with these ends, checked here because the schema has only seen expressions."""
     if not changed:
         return entry
     assert isinstance(entry, FloatParam | IntParam)

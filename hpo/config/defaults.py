@@ -1,4 +1,4 @@
-"""What a study file leaves out: shorthands spelt out, and the schema's defaults, which interpolations can name."""
+"""Completes a study file: spells out shorthands and fills in defaults, so that interpolations can name them."""
 
 from typing import Any, Final
 
@@ -21,16 +21,16 @@ _DEPENDENT: Final = (
     *(("study", name) for name in ("metric", "n_trials", "pruner", "scheduler")),
     ("trainer", "max_epochs"),
 )
-#: Keys of `study` that are chosen by name.
+#: Keys of `study` that choose something by its name.
 _NAMED: Final = ("sampler", "pruner", "scheduler")
-#: The scheduler of a study that is given nothing but epochs (docs/search.md).
+#: The scheduler of a study that has only a budget of epochs (docs/search.md).
 _OF_EPOCHS: Final = "freeze_thaw"
 
 
 def without_nulls(raw: dict[str, Any], marks: Marks) -> tuple[dict[str, Any], Marks]:
-    """Without keys of `study` that are null, which is as if they were left out: an override takes a key back so.
+    """Remove null keys of `study`, as if they were left out: so an override can take a key of the file back.
 
-    What is chosen by name, and `n_trials` where there are epochs in its place.
+    These are the keys that choose by name, and `n_trials` if there is `epochs` in its place.
     """
     study = raw.get("study")
     if isinstance(study, dict):
@@ -43,7 +43,7 @@ def without_nulls(raw: dict[str, Any], marks: Marks) -> tuple[dict[str, Any], Ma
 
 
 def without_dependent(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
-    """Without the defaults that an override of another key may have changed; `complete` fills them in again."""
+    """Remove the defaults that depend on keys which an override may have set; `complete` fills them in again."""
     for section, name in _DEPENDENT:
         if isinstance(raw.get(section), dict) and not marks.is_written((section, name)):
             raw[section].pop(name, None)
@@ -76,14 +76,14 @@ def _fill_study(raw: dict[str, Any], study: dict[str, Any]) -> None:
     _fill(study, "pruner", {"name": NO_PRUNER} if unpruned else PrunerSection().model_dump())
     epochs = study.get("epochs")
     if isinstance(epochs, int) and epochs > 0:
-        study.setdefault("n_trials", epochs)  # each has one at least
+        study.setdefault("n_trials", epochs)  # each trial trains at least one epoch
     for name, field_info in StudySection.model_fields.items():
         if name not in ("name", "direction", "sampler", "pruner") and not (several and name == "metric"):
             study.setdefault(name, copy_plain(field_info.default))
 
 
 def _is_given_epochs_alone(raw: dict[str, Any], study: dict[str, Any]) -> bool:
-    """Whether a study of the Trainer leaves it open how its epochs are shared out."""
+    """Whether a study of the Trainer has only `epochs`, and leaves open how trials share them."""
     if raw.get("objective") is not None or study.get("objectives") is not None or study.get("epochs") is None:
         return False
     if any(key in study for key in ("n_trials", "pruner", "scheduler")):
@@ -102,10 +102,10 @@ def _fill_training(raw: dict[str, Any]) -> None:
     if raw.get("objective") is None:
         _fill(raw, "loader", LoaderSection().model_dump())
     else:
-        _fill(raw, "trainer", {"max_epochs": None})  # the function knows
+        _fill(raw, "trainer", {"max_epochs": None})  # the function decides
     trainer = raw.get("trainer")
     if isinstance(trainer, dict) and trainer.get("max_steps") is not None:
-        trainer.setdefault("max_epochs", None)  # then steps alone limit the run
+        trainer.setdefault("max_epochs", None)  # then only the steps limit the run
     _fill(raw, "trainer", TrainerSection().model_dump())
 
 

@@ -1,4 +1,4 @@
-"""Expressions over parameters, such as `model.hidden % model.heads == 0`: made of few parts, never run as code."""
+"""Reads expressions over parameters, such as `model.hidden % model.heads == 0`; they are never run as code."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _ARITHMETIC: Final = "parameters, numbers, + - * / // and parentheses"
 
 
 class ExpressionError(ValueError):
-    """A text that is no expression.
+    """The text is not an expression.
 
     Attributes:
-        column: Where in the text, from 1.
+        column: The position in the text, counted from 1.
         fix: What to do.
-        name: The parameter that it is about, where it is about one.
+        name: The parameter that the error is about, if any.
     """
 
     def __init__(self, problem: str, column: int, fix: str, name: str = "") -> None:
@@ -43,13 +43,13 @@ class ExpressionError(ValueError):
 
 @dataclass(frozen=True)
 class Parsed:
-    """An expression.
+    """An expression that has been read.
 
     Attributes:
-        names: The parameters in it, each with the column where it stands first.
-        value: Computes it from parameters, which must all be there.
-        interval: The values that it may have, from those that its parameters may have; None where it is more than
-            arithmetic.
+        names: Its parameters, each with the column of its first place.
+        value: Computes the value from parameters; all of `names` must be given.
+        interval: Computes the range of its values from the ranges of its parameters; None if the expression is
+            more than arithmetic.
     """
 
     names: Mapping[str, int]
@@ -62,7 +62,7 @@ def parsed(text: str) -> Parsed:
     """Read an expression.
 
     Raises:
-        ExpressionError: It is none.
+        ExpressionError: The text is not one.
     """
     if len(text) > _LONGEST:
         raise ExpressionError(f"has more than {_LONGEST} characters", 1, "write several shorter ones")
@@ -87,7 +87,7 @@ def _refused(node: ast.AST, what: str) -> ExpressionError:
 
 
 def _path(node: ast.AST) -> str | None:
-    """The dotted path that a node writes; None where it writes none."""
+    """The dotted path that a syntax node spells; None for any other node."""
     if isinstance(node, ast.Name):
         return None if node.id in _WORDS else node.id
     if isinstance(node, ast.Attribute):
@@ -99,21 +99,21 @@ def _path(node: ast.AST) -> str | None:
         key = node.slice.value if isinstance(node.slice, ast.Constant) else _path(node.slice)
         if above is None or not isinstance(key, str | int):
             return None
-        return _below(above, key) if quoted else f"{above}[{key}]"  # without quotes as `search_space` has it
+        return _below(above, key) if quoted else f"{above}[{key}]"  # without quotes, as in `search_space`
     return None
 
 
 def _below(above: str, key: str | int) -> str:
-    """The dotted path of a key in brackets, which may be one that Python has no name for: `lambda`, `my-x`."""
+    """The dotted path of a key in brackets; the key need not be a name in Python: `lambda`, `my-x`."""
     written = f"{above}[{key}]"
     try:
         return join_path(split_path(written))
-    except PathError:  # then it names no parameter either
+    except PathError:  # then no parameter has this name either
         return written
 
 
 def spelled(path: str) -> str:
-    """A dotted path as an expression has it: in brackets and quotes what Python has no name for."""
+    """A dotted path as an expression spells it: keys that are not names in Python are in brackets and quotes."""
     try:
         first, *keys = split_path(path)
     except PathError:
@@ -131,12 +131,12 @@ def _names(node: ast.AST) -> Iterator[tuple[str, int]]:
     if (path := _path(node)) is not None:
         yield path, getattr(node, "col_offset", 0) + 1
         return
-    for child in reversed(list(ast.iter_child_nodes(node))):  # so that the first place of each remains
+    for child in reversed(list(ast.iter_child_nodes(node))):  # a dict of these keeps the first place of each name
         yield from _names(child)
 
 
 def _value(node: ast.AST) -> Value:
-    """What computes a node."""
+    """A function that computes the value of a syntax node."""
     if (path := _path(node)) is not None:
         return lambda params: params[path]
     if isinstance(node, ast.Name):
@@ -183,9 +183,9 @@ def _power(base: float, exponent: float) -> float:
 
 
 def _whole(left: float, right: float) -> float | None:
-    """A quotient that is a whole number but for rounding, as 0.3 / 0.1 is; None for any other."""
+    """The quotient if it is whole apart from rounding, like 0.3 / 0.1; None otherwise, or for two integers."""
     if isinstance(left, int) and isinstance(right, int):
-        return None  # Python's own are exact
+        return None  # Python divides these exactly
     quotient = left / right
     nearest = float(round(quotient)) if math.isfinite(quotient) else math.nan
     return nearest if equal(quotient, nearest) else None
@@ -228,7 +228,7 @@ def _computed(node: ast.UnaryOp | ast.BinOp) -> Value:
 
 
 def equal(left: Any, right: Any) -> bool:
-    """Equality as a study file has it: true is not 1, a list is its label, and rounding makes no difference."""
+    """Equality of a study file's values: true is not 1, a list equals its label, rounding errors don't count."""
     left, right = label(left), label(right)
     if isinstance(left, float) or isinstance(right, float):
         numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (left, right))
@@ -237,7 +237,7 @@ def equal(left: Any, right: Any) -> bool:
 
 
 def at_most(left: Any, right: Any) -> bool:
-    """Whether one number, or text, is no more than another."""
+    """Whether a number or text is less than or equal to another."""
     if isinstance(left, str) and isinstance(right, str):
         return left <= right
     return bool(_number(left) <= _number(right)) or equal(left, right)
@@ -272,7 +272,7 @@ def _compared(node: ast.Compare) -> Value:
     return holds
 
 
-# ---- the values that an expression may have
+# ---- the range of an expression's values
 
 
 def _is_arithmetic(node: ast.AST) -> bool:
@@ -289,7 +289,7 @@ def _is_arithmetic(node: ast.AST) -> bool:
 
 
 def _interval(node: ast.AST, known: Mapping[str, Interval]) -> Interval:
-    """Interval arithmetic: each operation at the ends of its parts; too wide where a name comes twice."""
+    """Interval arithmetic on the ends of the operands; the result is too wide if a name occurs twice."""
     if (path := _path(node)) is not None:
         return known[path]
     if isinstance(node, ast.Constant):
@@ -313,15 +313,15 @@ def _around(values: Iterable[float]) -> Interval:
 
 
 def arithmetic(text: str) -> Parsed:
-    """Read an expression that is a number.
+    """Read an arithmetic expression.
 
     Raises:
-        ExpressionError: It is none.
+        ExpressionError: The text is not one.
     """
     fix = f"write it of {_ARITHMETIC}"
     try:
         found = parsed(text)
-    except ExpressionError as error:  # what it lists may stand in a comparison alone
+    except ExpressionError as error:  # the parts that its fix lists are for conditions
         raise ExpressionError(str(error), error.column, fix if _PARTS in error.fix else error.fix) from error
     if found.interval is None:
         raise ExpressionError("is no number that a range can end at", 1, fix)

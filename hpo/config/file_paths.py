@@ -1,11 +1,11 @@
-"""Paths of files as people write them: relative to the study file or the current folder, with `~`, in URLs."""
+"""Reads file paths as people write them: relative to the study file or the current folder, with `~`, in URLs."""
 
 import os
 import re
 from pathlib import Path
 from typing import Final
 
-#: Bytes; Linux takes 4,096, and files of trials lie deeper.
+#: In bytes; Linux allows 4,096, and the files of trials need some of these.
 _LONGEST: Final = 3_500
 _LONGEST_NAME: Final = 255
 _SQLITE_FILE: Final = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)")
@@ -14,7 +14,7 @@ RENAME: Final = "rename the file or folder"
 
 
 def too_long(place: Path) -> str | None:
-    """What is wrong with a path that is too long for files to lie there; None where it is not."""
+    """What is wrong with a path that is too long to hold files; None if it is not."""
     names = (os.fsencode(part) for part in place.parts)
     if len(os.fsencode(place)) <= _LONGEST and all(len(name) <= _LONGEST_NAME for name in names):
         return None
@@ -22,9 +22,9 @@ def too_long(place: Path) -> str | None:
 
 
 def no_text(place: Path) -> str | None:
-    """What is wrong with a path whose bytes are no text, which no database could name; None where they are text.
+    """What is wrong with a path whose bytes are not UTF-8, as no database can store it; None if they are.
 
-    Python shows such bytes as halves of characters.
+    Python represents such bytes as lone surrogates.
     """
     try:
         str(place).encode()
@@ -34,23 +34,23 @@ def no_text(place: Path) -> str | None:
 
 
 def absolute(path: Path) -> Path:
-    """Where a path leads from the current folder; symbolic links stay as the person wrote them."""
+    """A path from the current folder as an absolute one; symbolic links stay as the person wrote them."""
     return Path(normal(Path.cwd() / path))
 
 
 def anchored(url: str, folder: Path) -> str:
-    """The URL of a database, with a relative SQLite file seen from a folder."""
+    """The URL of a database, in which a relative SQLite file becomes absolute, from this folder."""
     match = _SQLITE_FILE.fullmatch(url)
     return f"{match[1]}{normal(quoted(folder) / home(match[2]))}" if match else url
 
 
 def quoted(path: Path) -> Path:
-    """The path as it stands in a URL: there, these two characters mean something."""
+    """The path as a URL has it, where `%` and `?` have a meaning."""
     return Path(str(path).replace("%", "%25").replace("?", "%3F"))
 
 
 def home(path: str) -> Path:
-    """The path with the home folder in place of `~`; an unknown home stays as it is, as in a shell."""
+    """The path with `~` replaced by the home folder; `~` of an unknown user stays, as in a shell."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises then
 
 

@@ -1,4 +1,4 @@
-"""What of a broken study file fits, by which to look for what else is wrong with it."""
+"""Loads the valid part of a broken study file, so that the checks can find what else is wrong with it."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,18 +17,18 @@ from hpo.config.spec import StudySpec, assembled, read_overridden
 from hpo.config.validation import interpolated
 from hpo.errors import InputError, each_error
 
-#: Times that what does not fit is left out: validators may find more once the values fit.
+#: How often invalid parts are left out: validators may find more once the types are right.
 _ATTEMPTS: Final = 4
 _ENTRY_DEPTH: Final = 2
 
 
 def load_fitting(path: Path, overrides: Sequence[str] = ()) -> tuple[StudySpec | None, list[InputError]]:
-    """What of a study file fits the schema, by which to look for what else is wrong with it.
+    """Load the part of a study file that fits the schema, so that the checks can find what else is wrong with it.
 
-    What does not fit is left out, so that its default holds.
+    Parts that don't fit are left out, so that their defaults hold.
 
     Returns:
-        The rest, None where it is too little; and all that does not fit.
+        The rest, or None if too little is left; and an error for each part that does not fit.
     """
     errors: list[InputError] = []
     try:
@@ -38,11 +38,11 @@ def load_fitting(path: Path, overrides: Sequence[str] = ()) -> tuple[StudySpec |
             try:
                 StudyFile.model_validate(data)
             except ValidationError as error:
-                said = [item.path for item in errors]  # what was left out is missing now, there or above
+                said = [item.path for item in errors]  # parts that were left out would be reported as missing
                 found = explained(error, data, marks)
                 errors += [item for item in found if not any(path.startswith(item.path) for path in said)]
                 if any(item.path.startswith("objective") for item in found):
-                    return None, errors  # without it, the rest would be read as a study of the Trainer
+                    return None, errors  # without `objective`, this would be a study of the Trainer
                 for item in error.errors(include_url=False):
                     _leave_out(raw, data, item)
                 raw = complete(raw)
@@ -54,11 +54,11 @@ def load_fitting(path: Path, overrides: Sequence[str] = ()) -> tuple[StudySpec |
 
 
 def _leave_out(raw: dict[str, Any], data: Mapping[str, Any], item: Any) -> None:
-    """Take away what an error of pydantic's is about; a direction, which has no default, is made one.
+    """Remove the part that a pydantic error is about; a direction, which has no default, becomes "minimize".
 
     Args:
         raw: The study file, changed in place.
-        data: As it was validated: with its interpolations resolved.
+        data: The study file as pydantic saw it, with interpolations resolved.
         item: The error.
     """
     keys = place_of(item["loc"])[0]
@@ -74,7 +74,7 @@ def _leave_out(raw: dict[str, Any], data: Mapping[str, Any], item: Any) -> None:
 
 
 def _leave_out_dependent(raw: dict[str, Any], data: Mapping[str, Any], path: str) -> None:
-    """Take away what names an entry that is gone: it would be said to name nothing."""
+    """Remove what names an entry that has been removed, as it would be reported to name nothing."""
     space = raw["search_space"] if isinstance(raw["search_space"], dict) else {}
     for name in list(space):
         if name in space and path in _named_by(data["search_space"].get(name)):
@@ -94,7 +94,7 @@ def _named_by(entry: Any) -> set[str]:
 
 
 def _in_expressions(texts: Any) -> set[str]:
-    """The parameters in those of these values that are expressions."""
+    """The parameters in those values that are expressions."""
     found: set[str] = set()
     for text in texts if isinstance(texts, list) else ():
         if isinstance(text, str):

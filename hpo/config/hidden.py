@@ -1,4 +1,4 @@
-"""Configs and arguments for people to read: without what is secret in them."""
+"""Hides secrets in configs and arguments that people will see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpo.config.yaml_source import parse_given
 from hpo.errors import InputError, without_password
 
 _STARS: Final = "***"
-#: Names of what is secret; other tokens (`pad_token`, `max_tokens`) are for all to see.
+#: Names of secret values; other tokens (`pad_token`, `max_tokens`) are not secret.
 _SECRET: Final = re.compile(
     r"(?i)(^|[-_.])(password|passwd|passphrase|secret|(api|access|secret|private)_?key"
     r"|(access|auth|api|bearer|hf|hub)_?token)$|(^|\.)token$"
@@ -19,7 +19,7 @@ _SECRET: Final = re.compile(
 
 
 def hidden(value: Any) -> Any:
-    """A plain value without passwords of URLs in it, and without values of keys that are named as secrets are."""
+    """A plain value with the passwords of URLs, and the values of keys with a secret's name, hidden."""
     if isinstance(value, Mapping):
         return {key: _STARS if _is_secret(key, item) else hidden(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -28,7 +28,7 @@ def hidden(value: Any) -> Any:
 
 
 def hidden_argument(word: str) -> str:
-    """A word of a command line, likewise: an override is shown without what is secret in its value."""
+    """An argument of a command line, with the secrets in an override's value hidden."""
     word = without_password(word)
     path, equals, text = word.partition("=")
     if not equals or path.startswith("-"):

@@ -1,4 +1,4 @@
-"""What makes two study files the same search: all that the schema's fields do not mark as `MAY_CHANGE`."""
+"""The identity of a study file: all values whose fields in the schema are not marked as `MAY_CHANGE`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +12,11 @@ from hpo.config.schema_types import MAY_CHANGE
 
 
 def identity(config: Mapping[str, Any], model: type[BaseModel] = StudyFile) -> dict[str, Any]:
-    """The part of a config that must stay as it is once the study has started; a section without any is left out.
+    """The part of a config that may not change once the study has started; sections without any are left out.
 
     Args:
-        config: A base config, or any part of it that has whole sections.
-        model: What the config is by its schema.
+        config: A base config, or whole sections of one.
+        model: The config's model in the schema.
     """
     kept: dict[str, Any] = {}
     for name, value in config.items():
@@ -32,16 +32,16 @@ def identity(config: Mapping[str, Any], model: type[BaseModel] = StudyFile) -> d
 
 
 def stored_identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity of a base config that was stored, by an earlier version too, as today's schema reads it.
+    """The identity of a stored base config, read through today's schema; an earlier version may have stored it.
 
-    A key that is new in the schema has its default, and one that is gone from it is left out. What today's schema
-    can't read stays as it is stored.
+    A key that is new in the schema gets its default, and one that the schema no longer has is left out. A config
+    that today's schema can't read stays as it was stored.
     """
     stored = identity(config)
     data: dict[str, Any] = copy_plain(stored)
     study = data.setdefault("study", {})
     study["name"] = lookup(config, ("study", "name"))
-    if study.get("objectives") is not None:  # these two were filled in from it
+    if study.get("objectives") is not None:  # `metric` and `direction` were derived from it
         study.pop("metric", None)
         study.pop("direction", None)
     try:

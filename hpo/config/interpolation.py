@@ -1,7 +1,7 @@
-"""Interpolations of a config: what is wrong with one, and how large they become, found out without resolving them.
+"""Checks interpolations of a config without resolving them, and resolves the simple ones.
 
-OmegaConf resolves each interpolation anew wherever it is used. Some that use others several times each grow as a
-power of their number, so that a file of a page would fill the memory.
+OmegaConf resolves an interpolation again at every use. A chain in which each one uses the one before several
+times grows exponentially, so that a file of one page would fill the memory.
 """
 
 import re
@@ -16,27 +16,28 @@ from hpo.config.paths import Keys, PathError, copy_plain, leaves, lookup, neares
 from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES
 from hpo.errors import InputError
 
-#: Characters of all resolved text.
+#: At most this many characters of resolved text.
 _MAX_TEXT: Final = 1_000_000
-#: Interpolations inside the braces of others.
+#: At most this many interpolations inside each other's braces.
 _MAX_NESTED: Final = 5
 _INNERMOST: Final = re.compile(r"\$\{([^${}:]*)\}")
 _ABSENT: Final = object()
-#: One interpolation of one value, by names alone.
+#: A text that is a single interpolation of names: ``${section.key}``.
 _WHOLE: Final = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)\}", re.ASCII)
-#: What an interpolation begins with; of that what may lead anywhere: a resolver, a relative or a composed path.
+#: The first name in an interpolation: a section of the config.
 _REFERENCE: Final = re.compile(r"\$\{\s*([^${}.:\[\s]*)")
-#: OmegaConf's words for a path that leads nowhere, and for a variable that `oc.env` does not find.
+#: OmegaConf's error texts for a path that leads nowhere, and for a variable that `oc.env` does not find.
 _NO_KEY: Final = re.compile(r"^Interpolation key '(.+)' not found")
 _UNSET: Final = re.compile(r"Environment variable '([^']+)' not found")
-#: What begins an interpolation, with the backslashes before it.
+#: The start of an interpolation, with the backslashes before it.
 _BEGINNING: Final = re.compile(r"(\\*)\$\{")
+#: Interpolations that may lead anywhere: a resolver, a relative or a nested path.
 _ANYWHERE: Final = re.compile(r"\$\{(?:\s*[.\[$]|[^{}]*[:$])")
 
 
 @dataclass(frozen=True)
 class _Size:
-    """What a value becomes: its parts, its text, and how many interpolations lie one behind the other."""
+    """The size of a resolved value: its values, its characters, and its longest chain of interpolations."""
 
     values: int = 1
     text: int = 0
@@ -55,7 +56,7 @@ class _Measure:
 
     def size(self, node: Any, keys: Keys) -> _Size:
         if keys not in self.known:
-            self.known[keys] = _Size()  # of a circle, which OmegaConf refuses
+            self.known[keys] = _Size()  # ends a circle, which OmegaConf refuses
             self.known[keys] = size = self._measured(node, keys)
             self._refuse(size, node, keys)
         return self.known[keys]
@@ -98,10 +99,10 @@ class _Measure:
 
 
 def check_interpolations(raw: Mapping[str, Any], marks: Marks) -> None:
-    """Refuse interpolations that become too large or too deep.
+    """Refuse a config whose interpolations would become too large or too deep.
 
     Raises:
-        InputError: They do.
+        InputError: At the first value that would.
     """
     _Measure(raw, marks).size(raw, ())
 
@@ -111,8 +112,8 @@ def unresolved(raw: Mapping[str, Any], error: OmegaConfBaseException, marks: Mar
 
     Args:
         raw: The config.
-        error: OmegaConf's.
-        marks: Where its values are written.
+        error: OmegaConf's error.
+        marks: Where the config's values are written.
     """
     problem, keys = show(str(error).partition("\n")[0]), _keys_of(raw, error)
     fix = "write `${section.key}` with a path that this file has"
@@ -130,8 +131,8 @@ def unresolved(raw: Mapping[str, Any], error: OmegaConfBaseException, marks: Mar
             fix = f"did you mean `${{{above}.{guess}}}`? {fix}"
     elif unset := _UNSET.search(problem):
         name = unset[1]
-        # OmegaConf names the value that it was resolving, which may have led to this one.
-        reads = re.compile(rf"oc\.env:\s*{re.escape(name)}\s*\}}")  # with a default it would not have failed
+        # OmegaConf names the value that it resolved, which may refer to the one that reads the variable.
+        reads = re.compile(rf"oc\.env:\s*{re.escape(name)}\s*\}}")  # without a default
         users = [keys for keys, value in leaves(raw) if isinstance(value, str) and reads.search(value)]
         keys = users[0] if users else keys
         problem, fix = (
@@ -150,12 +151,12 @@ def _keys_of(raw: Mapping[str, Any], error: OmegaConfBaseException) -> Keys:
 
 
 def plainly_resolved(raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A config whose interpolations all mean one plain value each, ``${section.key}``, with these values in place.
+    """Resolve a config whose interpolations all are ``${section.key}`` of a plain value.
 
-    OmegaConf would say the same, and takes far longer: this is done for each trial.
+    The result is the same as OmegaConf's, which takes far longer; every trial resolves its config.
 
     Returns:
-        None where an interpolation is anything else, or a value is missing.
+        The resolved config; None if there is any other interpolation, or a value is missing.
     """
     found: list[tuple[Keys, Any]] = []
     for keys, value in leaves(raw):
@@ -175,7 +176,7 @@ def plainly_resolved(raw: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def escaped(node: Any) -> Any:
-    """Resolved values as a config holds them: text with ``${`` is resolved to itself."""
+    """Resolved values, escaped for a config: a text with ``${`` resolves to itself."""
     if isinstance(node, Mapping):
         return {key: escaped(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -184,12 +185,12 @@ def escaped(node: Any) -> Any:
 
 
 def _is_special(text: str) -> bool:
-    """Whether a text may not mean what it says."""
+    """Whether OmegaConf may replace or refuse a text."""
     return "${" in text or "???" in text
 
 
 def _target(path: str, keys: Keys) -> Keys:
-    """The keys that an interpolation at some keys leads to; none where they can't be read."""
+    """The keys that an interpolation written at `keys` leads to; empty if the path can't be read."""
     up = len(path) - len(path.lstrip("."))
     try:
         return (*keys[: len(keys) - up], *split_path(path[up:])) if up else split_path(path)
@@ -198,7 +199,7 @@ def _target(path: str, keys: Keys) -> Keys:
 
 
 def _nested(text: str) -> int:
-    """How many interpolations lie inside each other at most."""
+    """How deep interpolations are nested."""
     deepest = depth = 0
     for part in re.findall(r"\$\{|\}", text):
         depth = max(0, depth - 1) if part == "}" else depth + 1
@@ -207,9 +208,9 @@ def _nested(text: str) -> int:
 
 
 def sections_involved(raw: Mapping[str, Any]) -> set[str]:
-    """The sections of a config that have interpolations, or that these refer to; all where that can't be told.
+    """The sections with interpolations and those that they refer to; all sections if the references are not known.
 
-    OmegaConf takes long for each value, and the others mean what they say.
+    Only these need OmegaConf, which is slow for each value.
     """
     texts = {name: "\n".join(_texts(section)) for name, section in raw.items()}
     found = {name for name, text in texts.items() if text}
@@ -220,7 +221,7 @@ def sections_involved(raw: Mapping[str, Any]) -> set[str]:
 
 
 def _texts(section: Any) -> Iterator[str]:
-    """The values of a section that may not mean what they say."""
+    """The texts of a section that OmegaConf may replace or refuse."""
     for _, value in leaves(section):
         if isinstance(value, str) and _is_special(value):
             yield value

@@ -1,7 +1,7 @@
 """``${trainer.total_steps}`` and ``${trainer.steps_per_epoch}``: numbers that depend on the training data.
 
-A study file is read without its data. So an interpolation of these two becomes their own text, ``${trainer.…}``,
-which is what is validated, compared and hashed; a trial puts the numbers in once it has the data
+A study file is read without its data. So an interpolation of one of these two resolves to its own text,
+``${trainer.…}``, which is validated, compared and hashed; a trial puts the number in once it has loaded the data
 (`hpo.trial.run_length`).
 """
 
@@ -12,16 +12,16 @@ from typing import Any, Final
 from hpo.config.marks import Marks
 from hpo.config.paths import Keys, copy_plain, leaves, lookup
 
-#: The names, below `trainer`.
+#: Their names below `trainer`.
 LENGTHS: Final = ("total_steps", "steps_per_epoch")
-#: Sections that are built for one training alone, after its data is there.
+#: Sections that a trial builds after it has loaded the data; only these may use the lengths.
 SECTIONS: Final = ("loss", "step", "optimizer", "lr_scheduler")
 
 _SYMBOL: Final = re.compile(rf"\$\{{trainer\.({'|'.join(LENGTHS)})\}}")
 
 
 def is_length(value: Any) -> bool:
-    """Whether a resolved value is one of the lengths, still without its number."""
+    """Whether a resolved value is one of the lengths, whose number is not known yet."""
     return isinstance(value, str) and _SYMBOL.fullmatch(value) is not None
 
 
@@ -35,15 +35,15 @@ def with_lengths(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_lengths(resolved: dict[str, Any], marks: Marks) -> dict[str, Any]:
-    """A resolved config without what `with_lengths` has added.
+    """A resolved config without the keys that `with_lengths` has added.
 
     Raises:
-        InputError: A length stands where its number would be needed before the data is there.
+        InputError: A section that needs the number before the data is loaded uses a length.
     """
     trainer = resolved.get("trainer")
     if isinstance(trainer, dict):
         for name in LENGTHS:
-            if is_length(trainer.get(name)):  # `trainer` may be another section's interpolation
+            if is_length(trainer.get(name)):  # unless `trainer` is an interpolation of another section
                 del trainer[name]
     for keys, _ in lengths_in(resolved):
         if keys[0] not in SECTIONS:
@@ -56,7 +56,7 @@ def without_lengths(resolved: dict[str, Any], marks: Marks) -> dict[str, Any]:
 
 
 def lengths_in(node: Any) -> Iterator[tuple[Keys, str]]:
-    """The places of a resolved config that hold a length, each with the length's name."""
+    """The places in a resolved config that have a length, each with the length's name."""
     for keys, value in leaves(node):
         if isinstance(value, str):
             for name in _SYMBOL.findall(value):
@@ -64,7 +64,7 @@ def lengths_in(node: Any) -> Iterator[tuple[Keys, str]]:
 
 
 def put_lengths(node: Any, numbers: Mapping[str, int]) -> Any:
-    """A copy of a resolved config with these numbers in the place of the lengths."""
+    """A copy of a resolved config with the lengths replaced by these numbers."""
     if isinstance(node, Mapping):
         return {key: put_lengths(value, numbers) for key, value in node.items()}
     if isinstance(node, list):

@@ -1,4 +1,4 @@
-"""Where each value of a config was written, and errors that say so."""
+"""Records where each value of a config was written, for errors with file and line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,11 +12,11 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class Marks:
-    """Lines of a file's keys, and which of them an override has replaced.
+    """The lines of a file's keys, and the keys that overrides have set.
 
     Attributes:
         file: The file as the person named it.
-        lines: Line of each key that still holds what the file says.
+        lines: The line of each key that still has the file's value.
         overridden: Keys that were set on the command line.
     """
 
@@ -25,13 +25,13 @@ class Marks:
     overridden: frozenset[Keys] = frozenset()
 
     def override(self, keys: Keys, value: Any = None) -> "Marks":
-        """The marks after an override of these keys, and of all below them, with a value."""
+        """The marks after an override has set this value at these keys."""
         left = self.without(keys)
         below = {(*keys, *rest) for rest, _ in leaves(value)}
         return replace(left, overridden=left.overridden | {keys} | below)
 
     def without(self, keys: Keys) -> "Marks":
-        """The marks where a person has written neither these keys nor any below them."""
+        """The marks as if these keys and all below them had not been written."""
         depth = len(keys)
         lines = {known: line for known, line in self.lines.items() if known[:depth] != keys}
         overridden = frozenset(known for known in self.overridden if known[:depth] != keys)

@@ -1,4 +1,4 @@
-"""What other tools call what a study file has (W&B sweeps, Ray Tune, Optuna, Lightning, transformers)."""
+"""Translates words of other tools (W&B sweeps, Ray Tune, Optuna, Lightning, transformers) for fixes in errors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _KEYS: Final = {
     "distribution": "type",
     "q": "step",
 }
-#: Type, and whether its logarithm is searched. What others call ``log_uniform`` has exponents for its ends in W&B
-#: and not in Ray, and so is not known.
+#: The type, and whether it is searched on a log scale. ``log_uniform`` is left out: its ends are exponents in W&B
+#: but not in Ray.
 _TYPES: Final = {
     "uniform": ("float", False),
     "double": ("float", False),
@@ -34,7 +34,7 @@ _TYPES: Final = {
     "choice": ("categorical", False),
 }
 
-#: Arguments of other trainers, and where a study file has them.
+#: Arguments of other trainers, and their places in a study file.
 _OF_TRAINERS: Final = {
     "num_train_epochs": "trainer.max_epochs",
     "check_val_every_n_epoch": "trainer.validate_every",
@@ -61,14 +61,14 @@ _OF_TRAINERS: Final = {
     "enable_progress_bar": "callbacks.progress_bar",
 }
 
-#: Arguments of Optuna's ``create_study`` and ``optimize`` that have another name here.
+#: Arguments of Optuna's ``create_study`` and ``optimize``, and their places in a study file.
 _OF_OPTUNA: Final = {
     "study_name": "study.name",
     "directions": "study.objectives",
     "n_jobs": "run.workers",
 }
 
-#: Arguments of Optuna's ``create_study`` and ``optimize`` that nothing here stands for, and what happens anyway.
+#: Arguments of Optuna's ``create_study`` and ``optimize`` that a study file does not need, and why.
 _NOT_NEEDED: Final = {
     "catch": "a trial whose code raises ends as `error`, and the study continues",
     "load_if_exists": "the same command starts a study, and resumes it",
@@ -76,7 +76,7 @@ _NOT_NEEDED: Final = {
     "gc_after_trial": "each trial has a process of its own",
 }
 
-#: Values of ``trainer.precision`` elsewhere: Lightning's mixed precisions, and the names of types.
+#: Other tools' values of ``trainer.precision``: Lightning's mixed precisions, and the names of types.
 _PRECISIONS: Final = {
     "16": "fp16",
     "16-mixed": "fp16",
@@ -92,18 +92,18 @@ _PRECISIONS: Final = {
 
 
 def precision_here(value: Any) -> Any:
-    """What a study file calls another tool's precision; the value itself where it is none of those."""
+    """A study file's word for another tool's precision; any other value is returned as it is."""
     return _PRECISIONS.get(str(value).removeprefix("torch."), value)
 
 
 def place_here(keys: Keys) -> str:
-    """Where a study file has what `trainer` or `study` is asked for by another tool's name; else empty."""
+    """The place of a key of `trainer` or `study` that has another tool's name; empty for other keys."""
     words = {"trainer": _OF_TRAINERS, "study": _OF_OPTUNA}
     return words.get(str(keys[0]), {}).get(str(keys[1]), "") if len(keys) == 2 else ""
 
 
 def fix_here(keys: Keys) -> str:
-    """The fix of a key that is another tool's: where a study file has it, or why it needs none; else empty."""
+    """The fix for another tool's key: its place in a study file, or why it is not needed; empty for other keys."""
     if place := place_here(keys):
         return f"that is `{place}` here"
     needless = _NOT_NEEDED.get(str(keys[-1])) if keys[:-1] in ((), ("study",)) else None
@@ -111,7 +111,7 @@ def fix_here(keys: Keys) -> str:
 
 
 def translated(entry: Mapping[str, Any]) -> str:
-    """The entry as it is written here, on one line; empty where it has no such word, or more than they say."""
+    """Another tool's search-space entry on one line in a study file's words; empty if it can't be translated."""
     ours = {_KEYS.get(key, key): value for key, value in entry.items()}
     named = str(ours.get("type"))
     kind, is_log = _TYPES.get(named, (named if "type" in ours else _kind_of(ours), False))

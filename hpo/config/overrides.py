@@ -1,4 +1,4 @@
-"""Overrides on the command line, and which dotted paths a config has room for."""
+"""Applies overrides of the command line, and decides which dotted paths can be set in a config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,16 +24,16 @@ from hpo.config.yaml_loader import MAX_DEPTH
 from hpo.config.yaml_source import parse_given, storable
 from hpo.errors import InputError
 
-#: What other programs write before a key to add it, or to take it away.
+#: Hydra's signs before a key, which add or remove it.
 _SIGNS = ("+", "~")
-#: Sections that pydantic knows, and says more about.
+#: Sections for which pydantic has better error texts.
 _SAYS_MORE = ("study", "run", "search_space", "where")
 
 
 def path_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | None:
     """Why a dotted path can't be set in a config, as (problem, fix), or None.
 
-    What only a signature can decide (an argument that the config does not give) passes here.
+    An argument that the config does not have passes here: only its target's signature can decide about it.
     """
     node: Any = config
     for depth, key in enumerate(keys):
@@ -51,13 +51,13 @@ def path_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | Non
 
 
 def list_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | None:
-    """Why a path to a position in a list that a config does not hold can't be set, as (problem, fix), or None.
+    """Why a position in a list that the config does not have can't be set, as (problem, fix), or None.
 
-    Setting it would make a mapping there, which no target takes for a list.
+    Setting it would create a mapping there, which no target accepts as a list.
     """
     for depth, key in enumerate(keys):
         above = keys[:depth]
-        named = depth < 2 or keys[0] in _SAYS_MORE or above == ("optimizer", "groups")  # parts may be called `0`
+        named = depth < 2 or keys[0] in _SAYS_MORE or above == ("optimizer", "groups")  # keys may be named `0`
         if not named and str(key).isdecimal() and lookup(config, above) is None:
             problem = f"names nothing: the config holds nothing at `{join_path(above)}`"
             return problem, f"write the whole of `{join_path(above)}`, of which this is a part"
@@ -65,7 +65,7 @@ def list_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | Non
 
 
 def _is_open(node: dict[str, Any], keys: Keys) -> bool:
-    """Whether names that a mapping does not hold yet may be added to it."""
+    """Whether a mapping may get new keys."""
     if not keys:
         return False
     if keys[0] in _SAYS_MORE:
@@ -94,16 +94,16 @@ def _dead_end(node: Any, keys: Keys, depth: int) -> tuple[str, str]:
 
 
 def _is_within(name: str, node: dict[str, Any]) -> bool:
-    """Whether a name is part of the nearest key that is there, which is meant rather than one elsewhere."""
+    """Whether the closest key of a mapping contains this name, so that it is meant rather than a key elsewhere."""
     near = nearest(name, list(node))
     return near is not None and name in near
 
 
 def apply_override(raw: dict[str, Any], marks: Marks, text: str) -> tuple[dict[str, Any], Marks]:
-    """Apply one ``key=value`` to a raw config, in place, and mark the place.
+    """Apply one ``key=value`` to a raw config, in place, and mark its keys as overridden.
 
     Raises:
-        InputError: The text is no override, or its path leads nowhere.
+        InputError: The text is not an override, or its path leads nowhere.
     """
     try:
         text = storable(text)

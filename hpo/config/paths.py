@@ -8,14 +8,14 @@ from typing import Any
 
 Keys = tuple[str | int, ...]
 
-#: Characters of a key: a search path is the name of a parameter, and a database's columns have their limits.
+#: At most this many characters of a key: a search path is a parameter's name, and database columns are limited.
 MAX_KEY = 256
 
 _ABSENT = "(absent)"
 #: A key in brackets may be a path with brackets: ``search_space[optimizer.groups[layers.[01]].lr]``.
 _SEGMENT = re.compile(r"\[((?:[^\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*|[^\]]*)\]|([^.\[\]]+)")
 _SHOWN = 160
-#: Python reads no longer number than a few thousand digits, and no list is that long.
+#: A list index has fewer digits than this: Python refuses numbers of thousands of digits.
 _DIGITS = 19
 
 
@@ -26,10 +26,10 @@ class PathError(ValueError):
 def split_path(text: str) -> Keys:
     """Split a dotted path into its keys.
 
-    Brackets hold a list index, or a key that contains dots or brackets.
+    Brackets enclose a list index, or a key that contains dots or brackets.
 
     Raises:
-        PathError: The text is no path.
+        PathError: The text is not a path.
     """
     keys: list[str | int] = []
     at = 0
@@ -87,10 +87,10 @@ def lookup(data: Any, keys: Keys, default: Any = None) -> Any:
 
 
 def assign(data: dict[str, Any], keys: Keys, value: Any) -> None:
-    """Set the value that keys lead to, in place; mappings on the way are made where there is nothing yet.
+    """Set the value that keys lead to, in place; missing mappings on the way are created.
 
     Raises:
-        PathError: A plain value, or the end of a list, is in the way.
+        PathError: A plain value or the end of a list is in the way.
     """
     node: Any = data
     for at, key in enumerate(keys[:-1]):
@@ -134,9 +134,9 @@ def same(left: Any, right: Any) -> bool:
 
 
 def nearest(word: object, known: Collection[Any]) -> str | None:
-    """The known name closest to a word, or None when nothing is close; one that differs in case alone is.
+    """The known name closest to a word, or None if none is close; a name that differs only in case comes first.
 
-    Of several as close, one of the same letters is: two of them were swapped.
+    Among equally close names, one with the same letters wins: two letters were probably swapped.
     """
     texts, wanted = list(dict.fromkeys(map(show, known))), show(word)
 
@@ -150,14 +150,14 @@ def nearest(word: object, known: Collection[Any]) -> str | None:
 
 
 def suggest_name(word: object, known: Collection[Any], *, what: str = "known here") -> str:
-    """A fix sentence: the nearest right name where one is close, and every name there is."""
+    """A fix: the closest known name, if one is close, and all known names."""
     guess = nearest(word, known)
     listed = ", ".join(show(name) for name in known) or "nothing"
     return (f"did you mean `{guess}`? " if guess else "") + f"{what}: {listed}"
 
 
 def show(value: Any) -> str:
-    """A value on one short line, as YAML's flow style would have it."""
+    """A value on one short line, in YAML's flow style."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text = text.replace("\n", "\\n")
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
@@ -176,7 +176,7 @@ def leaves(node: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
 
 
 def diff_configs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What changed between two configs, one line a value: ``optimizer.lr: 0.001 → 0.01``."""
+    """The differences between two configs, one line for each value: ``optimizer.lr: 0.001 → 0.01``."""
     before, after = dict(leaves(old)), dict(leaves(new))
     lines = []
     for keys in dict.fromkeys((*before, *after)):

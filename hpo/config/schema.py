@@ -1,4 +1,4 @@
-"""The sections of a study file, as frozen pydantic models; nothing here is heavier than pydantic."""
+"""The sections of a study file as frozen pydantic models; imports nothing heavier than pydantic."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -39,17 +39,17 @@ from hpo.config.schema_types import (
     with_target,
 )
 
-#: Sections of the Trainer, which can't stand beside `objective`; those that it can't do without.
+#: Sections of the Trainer, which `objective` excludes; and those of them that are required without it.
 OF_THE_TRAINER = ("data", "loader", "model", "loss", "step", "optimizer", "lr_scheduler", "metrics", "callbacks")
 REQUIRED = ("data", "model", "optimizer")
-#: Keys of `trainer` that hold for a function that trains by itself, too.
+#: Keys of `trainer` that are also allowed for a function that trains by itself.
 OF_A_FUNCTION = ("max_epochs", "seed", "device")
-#: Sections whose keys belong to the person's own code, in the order in which they are built.
+#: Sections whose keys are arguments of the user's code, in the order in which they are built.
 FREE_SECTIONS = ("objective", "data", "model", "loss", "step", "optimizer", "lr_scheduler", "metrics", "callbacks")
 
 
 def _callback(value: Any) -> Any:
-    if value is None:  # `early_stopping:` alone switches it on with its defaults
+    if value is None:  # `early_stopping:` without a value enables it with its defaults
         return {}
     if not isinstance(value, bool | dict):
         is_path = isinstance(value, str) and "." in value
@@ -233,7 +233,7 @@ class TrainerSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _length(cls, data: Any) -> Any:
-        """With ``max_steps`` alone, steps alone limit the run."""
+        """Without ``max_epochs``, ``max_steps`` alone limits the run."""
         if not isinstance(data, Mapping) or "max_epochs" in data:
             return data
         return {**data, "max_epochs": None} if data.get("max_steps") is not None else data
@@ -246,7 +246,7 @@ class TrainerSection(Section):
 
     @property
     def known_epochs(self) -> int | None:
-        """Epochs of a whole trial, None where they depend on the data."""
+        """The epochs of a whole trial; None if they depend on the data."""
         if self.validate_every is None and self.max_steps is None:
             return self.max_epochs
         if self.max_epochs is None and self.max_steps and isinstance(self.validate_every, int):
@@ -348,7 +348,7 @@ class StudyFile(Section):
     @classmethod
     def _trainer_or_function(cls, value: Any, info: ValidationInfo) -> Any:
         """A section of the Trainer: required without a function that trains by itself, refused beside one."""
-        if "objective" not in info.data:  # what is wrong with it is said
+        if "objective" not in info.data:  # it is invalid, which is reported already
             return value
         if info.data["objective"] is None:
             if value is None and info.field_name in REQUIRED:
@@ -375,7 +375,7 @@ class StudyFile(Section):
     @field_validator("trainer")
     @classmethod
     def _enough_for_each_device(cls, trainer: TrainerSection, info: ValidationInfo) -> TrainerSection:
-        """Refuse devices of one trial that would have no samples, or that no worker gets."""
+        """Refuse more devices for a trial than a batch has samples, or than a worker has GPUs."""
         if (loader := info.data.get("loader")) is not None and loader.batch_size < trainer.devices:
             problem = f"is more than the {loader.batch_size} samples of a batch, which the devices share"
             fix = f"use fewer devices, or `loader.batch_size` of {trainer.devices} or more"
@@ -389,7 +389,7 @@ class StudyFile(Section):
     @field_validator("search_space")
     @classmethod
     def _leaves_the_devices(cls, space: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Refuse to search how a trial is spread, and batches with fewer samples than devices."""
+        """Refuse to search the devices or the strategy of a trial, or batches with fewer samples than devices."""
         for path in ("trainer.devices", "trainer.strategy"):
             if path in space:
                 fix = "give it in `trainer`: slots are dealt out before a trial draws its parameters"
@@ -413,7 +413,7 @@ class StudyFile(Section):
 
 
 def known_keys(model: type[BaseModel] = StudyFile, above: Keys = ()) -> Iterator[Keys]:
-    """Every key that a study file may have by its schema, as the keys that lead to it; sections come first."""
+    """Every key of the schema, as the keys that lead to it; each section comes before its own keys."""
     for name, field in model.model_fields.items():
         yield (*above, name)
         if inner := model_of(field):
@@ -421,6 +421,6 @@ def known_keys(model: type[BaseModel] = StudyFile, above: Keys = ()) -> Iterator
 
 
 def model_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of a field that is a mapping with known keys; None for any other field."""
+    """The pydantic model of a field that is a section; None for any other field."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

@@ -1,4 +1,4 @@
-"""Says in plain words what pydantic found wrong with a study file."""
+"""Turns pydantic's errors about a study file into InputErrors in plain words."""
 
 import contextlib
 import re
@@ -17,7 +17,7 @@ from hpo.config.yaml_source import COMMA, parse_value, with_point
 from hpo.errors import InputError
 
 _PARAMS: dict[Any, type[BaseModel]] = {"float": FloatParam, "int": IntParam, "categorical": CategoricalParam}
-#: Sections that people know by another name.
+#: Sections that people may write under another name.
 _CALLED = {"scheduler": "lr_scheduler"}
 _ENTRY_DEPTH = 2  # search_space, then the entry's own path; pydantic puts the entry's type after these
 
@@ -38,17 +38,17 @@ _WORDS = {
     "literal_error": "must be {expected}",
 }
 
-#: Keys of `study` that take a name too.
+#: Keys of `study` that also accept a name alone.
 _NAMED = ("sampler", "pruner", "scheduler")
-#: What YAML reads as a text, and was to be a key and its value.
+#: A text that was meant as a key and its value.
 _TOGETHER = re.compile(r"(\w+)(:|\s+)(\S+)")
 
-#: What a text may be without its quotes, where a number is wanted, or true or false.
+#: The types that a quoted value may have without its quotes, by pydantic's error.
 _READ_AS: dict[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (int, float), "bool_type": (bool,)}
 
 
 def explained(error: ValidationError, data: dict[str, Any], marks: Marks) -> list[InputError]:
-    """All problems; a key that is missing since it is misspelt is one."""
+    """An error for each problem; a misspelt key is not reported as missing, too."""
     items = error.errors(include_url=False)
     misspelt = {keys for item in items if item["type"] == "extra_forbidden" for keys in _meant(item)}
     told = [item for item in items if not (item["type"] == "missing" and place_of(item["loc"])[0] in misspelt)]
@@ -56,7 +56,7 @@ def explained(error: ValidationError, data: dict[str, Any], marks: Marks) -> lis
 
 
 def _meant(item: Any) -> list[Keys]:
-    """The key of the schema that an unknown one is close to."""
+    """The schema's key that an unknown key is close to, if any."""
     keys, owner = place_of(item["loc"])
     guess = nearest(keys[-1], list(owner.model_fields) if owner else [])
     return [] if guess is None else [(*keys[:-1], guess)]
@@ -93,14 +93,14 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
 
 
 def _chosen(keys: Keys, written: Any, choices: list[str]) -> str:
-    """The fix of a word that is none of those to choose from; it may be another tool's, or how one begins."""
+    """The fix for a value that is not a choice; it may be another tool's word, or the start of a choice."""
     meant = precision_here(written) if keys == ("trainer", "precision") else written
     begun = [choice for choice in choices if choice.startswith(str(meant).casefold())]
     return suggest_name(begun[0] if len(begun) == 1 else meant, choices, what="choose from")
 
 
 def _around(text: str, kind: str, keys: Keys, example: str) -> str:
-    """The fix of a text where a mapping of it is wanted; empty where none is."""
+    """The fix for a text in place of a mapping that has it as a value; empty if there is none."""
     if kind == "dict_type" and keys == ("metrics",):
         return listed_as_keys("metrics", [text.rpartition(".")[2]])
     if kind == "dict_type" and (keys[0] == "metrics" or (is_import_path(text) and TARGET in example)):
@@ -111,7 +111,7 @@ def _around(text: str, kind: str, keys: Keys, example: str) -> str:
 
 
 def as_mapping(section: str, text: str) -> str:
-    """The fix of a section that is one text since a key lacks its colon, or the space behind it; else empty."""
+    """The fix for a section that is a text because a key lacks its colon, or the space after it; else empty."""
     model = model_of(StudyFile.model_fields[section])
     match = _TOGETHER.match(text)
     if model is None or match is None or match[1] not in model.model_fields:
@@ -121,7 +121,7 @@ def as_mapping(section: str, text: str) -> str:
 
 
 def listed_as_keys(section: str, entries: list[Any]) -> str:
-    """The fix of a section that is a list, where its entries are to be its keys; else empty."""
+    """The fix for a section that is a list whose entries should be keys of the section; else empty."""
     if entries and all(isinstance(entry, dict) for entry in entries):
         return f"leave the dashes out: each entry is a key of `{section}`"
     value = {"callbacks": "true", "metrics": "{_target_: …}"}.get(section)
@@ -131,18 +131,18 @@ def listed_as_keys(section: str, entries: list[Any]) -> str:
 
 
 def is_quoted(value: Any, kind: str) -> bool:
-    """Whether a text would be what is wanted without its quotes: a number, or true or false."""
+    """Whether a text without its quotes would be the number, or the true or false, that is wanted."""
     if not isinstance(value, str) or kind not in _READ_AS:
         return False
     if kind == "bool_type" and value.casefold() not in ("true", "false"):
-        return False  # such as "yes", which other readers of YAML take for text
+        return False  # such as "yes", which is text for other readers of YAML
     with contextlib.suppress(InputError):
         return type(parse_value(value)) in _READ_AS[kind]
     return False
 
 
 def _unknown(keys: Keys, owner: type[BaseModel] | None, value: Any, what: str, marks: Marks) -> tuple[str, str]:
-    """What is wrong with a key that the schema does not have there, and the fix."""
+    """The problem with a key that the schema does not have there, and its fix."""
     name, known = str(keys[-1]), list(owner.model_fields) if owner else []
     if len(keys) == 1 and name in _CALLED:
         problem = f"unknown section: the learning rate's schedule is called `{_CALLED[name]}`"
@@ -162,7 +162,7 @@ def _unknown(keys: Keys, owner: type[BaseModel] | None, value: Any, what: str, m
 
 
 def _by_name() -> dict[str, list[Keys]]:
-    """Where a study file has keys, by their names."""
+    """The places of the schema's keys, by the last part of their paths."""
     found: dict[str, list[Keys]] = {}
     for keys in known_keys():
         found.setdefault(str(keys[-1]), []).append(keys)
@@ -174,7 +174,7 @@ def _override(keys: Keys, value: Any) -> str:
 
 
 def _line(keys: Keys, value: Any) -> str:
-    """A value under its keys, as a file has it on one line; of a mapping its place alone."""
+    """A value with its keys on one line, as in a file; a mapping or list is shown as an ellipsis."""
     node = "…" if isinstance(value, dict | list) else show(value)
     for key in reversed(keys[1:]):
         node = f"{{{key}: {node}}}"
@@ -182,7 +182,7 @@ def _line(keys: Keys, value: Any) -> str:
 
 
 def place_of(loc: tuple[str | int, ...]) -> tuple[Keys, type[BaseModel] | None]:
-    """The keys of the place of one of pydantic's errors, and the model whose field it is."""
+    """The keys that a pydantic error is about, and the model that has the last of them as a field."""
     if loc and loc[0] == "search_space" and len(loc) > _ENTRY_DEPTH and loc[_ENTRY_DEPTH] in _PARAMS:
         keys = (*loc[:_ENTRY_DEPTH], *loc[_ENTRY_DEPTH + 1 :])
         return keys, _PARAMS[loc[_ENTRY_DEPTH]]

@@ -16,7 +16,7 @@ from hpo.config.schema_types import (
     fail,
 )
 
-#: Seconds; of the time after which a silent worker is taken for dead, a beat takes a sixth.
+#: In seconds; a worker beats at least six times in the time after which it counts as lost.
 MIN_LOST_AFTER = 3
 
 

@@ -1,7 +1,7 @@
 """The entries of `search_space`, as frozen pydantic models that check themselves.
 
-A choice may be a list or a mapping. A parameter's value is plain, in the database and wherever it is shown, so
-such a choice goes by its label there: its text as JSON, which YAML reads as well.
+A choice may be a list or a mapping. In the database and in outputs a parameter's value is plain, so such a choice
+is represented by its label there: its text as JSON, which YAML reads, too.
 """
 
 import json
@@ -27,15 +27,15 @@ from hpo.config.schema_types import fail
 
 Scalar = str | int | float | bool | None
 
-#: Databases keep a parameter as a floating-point number, which is exact for whole numbers up to here.
+#: Databases store a parameter as a floating-point number, which is exact for whole numbers up to this one.
 _EXACT = 2**53
-#: Each expression over parameters has a dotted name in it.
+#: A dotted name: each expression over parameters has one.
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\[\w+\])*\.[A-Za-z_]")
 _CHOICE = {"type": ["string", "number", "boolean", "null", "array", "object"]}
 
 
 def label(choice: Any) -> Scalar:
-    """A choice as a parameter's value: a list or mapping as its JSON, keys in order; any other as it is."""
+    """A choice as a parameter's value: a list or mapping becomes JSON with sorted keys, others stay the same."""
     if isinstance(choice, list | tuple | dict):
         return json.dumps(choice, sort_keys=True, ensure_ascii=False)
     return cast("Scalar", choice)
@@ -109,7 +109,7 @@ class _Range(_Param):
     def _check_range(self, low: Any, high: Any, step: float | None, *, log: bool) -> None:
         if log and step is not None:
             raise fail("log and step exclude each other", "drop one of the two", "step")
-        if isinstance(low, str) or isinstance(high, str):  # checked where the other entries are known
+        if isinstance(low, str) or isinstance(high, str):  # checked in `hpo.config.conditions`
             return
         if low > high:
             raise fail(f"low {show(low)} is more than high {show(high)}", "swap the two", "low")
@@ -199,12 +199,12 @@ class CategoricalParam(_Param):
     )
 
     def choice(self, value: Any) -> Any:
-        """The choice that a parameter's value stands for; the value itself where it is the label of none."""
+        """The choice with this label; a value that is no choice's label is returned as it is."""
         return next((each for each in self.choices if same(label(each), value)), value)
 
 
 def as_stored(entry: "ParamSpec") -> "ParamSpec":
-    """An entry whose choices, and values in `when`, are labels."""
+    """A copy of an entry with labels in place of its choices and of the values in `when`."""
     changed: dict[str, Any] = {"when": {path: tuple(map(label, values)) for path, values in entry.when.items()}}
     if isinstance(entry, CategoricalParam):
         changed["choices"] = tuple(map(label, entry.choices))
@@ -217,7 +217,7 @@ def values_or_ends(entry: "FloatParam | IntParam | CategoricalParam") -> tuple[A
 
 
 def numbers_of(entry: "FloatParam | IntParam | CategoricalParam") -> list[float]:
-    """The numbers among `values_or_ends`; true is none, and neither is an expression."""
+    """The numbers among `values_or_ends`; true and expressions are not numbers."""
     return [each for each in values_or_ends(entry) if isinstance(each, int | float) and not isinstance(each, bool)]
 
 

@@ -20,20 +20,20 @@ from hpo.config.schema_types import (
 
 Direction = Literal["minimize", "maximize"]
 
-#: The sampler that is chosen by the search space.
+#: The name that lets the search space decide on the sampler.
 AUTO: Final = "auto"
-#: The pruner that prunes nothing.
+#: The name for no pruner.
 NO_PRUNER: Final = "none"
-#: In place of a scheduler, where one would be the default.
+#: The name for no scheduler, needed if one would be the default.
 NO_SCHEDULER: Final = "none"
-#: The metric of a function that draws its parameters itself, where the file names none.
+#: The metric of a function that draws its parameters itself, if the file names no metric.
 OWN_METRIC: Final = "value"
-#: What a study, or a metric of its own, may be called.
+#: The names that a study, and its own metric, may have.
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-#: Characters of a study's name: folders and files are called after it, whose names have at most 255.
+#: At most this many characters of a study's name: folders and files, with names of at most 255, have it in theirs.
 MAX_NAME: Final = 200
 _SEVERAL: Final = 2
-#: Beyond every limit.
+#: Farther outside of a limit than any measured value.
 FARTHEST: Final = sys.float_info.max
 _BOUND: Final = re.compile(r"\s*(<=|>=)\s*(\S+)\s*")
 
@@ -56,13 +56,13 @@ def _node(value: Any) -> Any:
         path = value[TARGET]
         name = path.rpartition(".")[2] if isinstance(path, str) else "…"
         fix = f"write `name: {name}` in its place; docs/reference/samplers.md has the names that there are"
-        # Without a name, one error for both.
+        # Without a name, the error is that of the whole section.
         raise fail("is chosen by its name, not by an import path", fix, TARGET if "name" in value else "")
     return {"name": value} if isinstance(value, str) else value
 
 
 def is_no_scheduler(value: Any) -> bool:
-    """Whether what a study file has as its scheduler is none; what is left beside that name does not count."""
+    """Whether a study file's scheduler is ``none`` or missing; arguments left beside that name don't count."""
     return value is None or (value.get("name") if isinstance(value, Mapping) else value) == NO_SCHEDULER
 
 
@@ -94,20 +94,20 @@ class Bound:
     limit: float
 
     def violation(self, value: float) -> float:
-        """How far a value violates the limit, in the metric's unit; at most 0 where it meets it.
+        """How far a value violates the limit, in the metric's unit; 0 or less if it keeps to the limit.
 
-        Always finite, as JSON has to be. What could not be measured (NaN) is not known to keep to the limit.
+        Always finite, since it is stored as JSON. NaN, a value that could not be measured, violates every limit.
         """
         beyond = value - self.limit if self.relation == "<=" else self.limit - value
         return FARTHEST if math.isnan(beyond) else max(-FARTHEST, min(beyond, FARTHEST))
 
     def comes_nearer(self, values: Sequence[float]) -> bool:
-        """Whether a later one of several values is nearer to the limit, or farther within it, than the first."""
+        """Whether a later value is nearer to the limit than the first, or farther within it."""
         first, *later = map(self.violation, values)
         return min(later) < first
 
     def value(self, violation: float) -> float:
-        """The value that violates the limit by so much; NaN where it was not known."""
+        """The value with this violation; NaN if it was not known."""
         if abs(violation) >= FARTHEST:
             return math.nan
         return self.limit + violation if self.relation == "<=" else self.limit - violation
@@ -161,7 +161,7 @@ class PrunerSection(_NamedSection):
 
     @property
     def prunes(self) -> bool:
-        """Whether it is not ``none``, by whichever of its names."""
+        """Whether there is a pruner: its name is none of the names for no pruner."""
         return self.name.lower() != NO_PRUNER and self.name != "NopPruner"
 
 
@@ -188,7 +188,7 @@ Scheduler = Annotated[
 class StudySection(Section):
     """What is searched, by what, and how it is judged."""
 
-    # Another name is another study, of the same search.
+    # May change: another name makes another study of the same search.
     name: Annotated[str, AfterValidator(_study_name), MAY_CHANGE] = Field(
         description="The study's name in the database and, by default, of its folder.", examples=["digits"]
     )
@@ -308,22 +308,22 @@ class StudySection(Section):
 
     @property
     def goals(self) -> Mapping[str, Direction]:
-        """Each metric that is optimised with its direction, the leading one first."""
+        """The direction of each metric that is optimised, the leading metric first."""
         return {self.metric: self.direction} if self.objectives is None else self.objectives
 
     @property
     def mode(self) -> Literal["min", "max"]:
-        """Direction of the leading metric, in the trainer's words."""
+        """The direction of the leading metric, as the trainer names it."""
         return "min" if self.direction == "minimize" else "max"
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
-        """The constraints."""
+        """The constraints, parsed."""
         return tuple(_bound(metric, text) for metric, text in self.constraints.items())
 
 
 def _led(data: Mapping[str, Any]) -> Any:
-    """Several objectives: the first one is the metric that a trial is judged by where one must be."""
+    """With several objectives, make the first one `metric` and `direction`, for all that needs a single metric."""
     for key in ("metric", "direction"):
         if data.get(key) is not None:
             raise fail("can't stand beside `objectives`", "leave it out: the first objective leads", key)
@@ -336,6 +336,6 @@ def _led(data: Mapping[str, Any]) -> Any:
                 "objectives",
             )
         leading = next(iter(objectives.items()))
-    # What is wrong with the first of them is said where it is written.
+    # If the first objective is invalid, the error is reported at its own place.
     metric, direction = leading if leading[1] in get_args(Direction) else ("val_loss", "minimize")
     return {**data, "metric": metric, "direction": direction}

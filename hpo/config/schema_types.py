@@ -1,4 +1,4 @@
-"""The base of a study file's sections, and values that people write in a way of their own: durations, sizes."""
+"""The base class of a study file's sections, and values with notations of their own: durations, sizes."""
 
 import math
 import re
@@ -11,25 +11,25 @@ from hpo.config.paths import suggest_name
 
 #: The key of a node that names a class or a function.
 TARGET: Final = "_target_"
-#: Numbers of trials and the like; databases keep them in 32 bits.
+#: The largest number of trials and the like, which databases store in 32 bits.
 MAX_NUMBER: Final = 2**31 - 1
-#: Processes on one machine.
+#: The most processes on one machine.
 MAX_PROCESSES: Final = 1024
-#: Agents of one study.
+#: The most agents of one study.
 MAX_AGENTS: Final = 10_000
-#: NumPy takes no larger seed.
+#: The largest seed that NumPy accepts.
 MAX_SEED: Final = 2**32 - 1
 MAX_EPOCHS: Final = 1_000_000
 MAX_STEPS: Final = 10**12
-#: Seconds: some thirty years, for every clock a number.
+#: In seconds: some thirty years, which every clock can represent.
 _MAX_SECONDS: Final = 10**9
-#: Bytes: an exbibyte.
+#: In bytes: an exbibyte.
 _MAX_SIZE: Final = 2**60
-#: A number of bytes below a kibibyte is one of gibibytes whose unit was left out.
+#: A smaller number without a unit was probably meant as gibibytes.
 _LEAST_PLAIN: Final = 2**10
 
 _DURATION = re.compile(r"(?:(\d{1,12})d)?(?:(\d{1,12})h)?(?:(\d{1,12})m)?(?:(\d{1,12})s?)?")
-#: Of torch.compile: the type of each, in words too, and an example.
+#: Arguments of torch.compile: the type of each, its type in words, and an example.
 _COMPILE_ARGUMENTS: dict[str, tuple[type, str, str]] = {
     "fullgraph": (bool, "true or false", "true"),
     "dynamic": (bool, "true or false", "true"),
@@ -58,7 +58,7 @@ def in_seconds(value: Any) -> float:
         raise fail("must be a duration", fix)
     if isinstance(value, str):
         match = _DURATION.fullmatch(value.strip())
-        # A number without a unit is of seconds, but behind minutes it may be meant otherwise.
+        # A number without a unit is in seconds, but after other units it is ambiguous.
         if match is None or not match[0] or (any(match.groups()[:3]) and match[0][-1].isdigit()):
             raise fail("is not a duration", fix)
         value = sum(int(count) * unit for count, unit in zip(match.groups("0"), _UNITS, strict=True))
@@ -74,7 +74,7 @@ def _duration(value: Any) -> float | None:
 
 
 def in_bytes(value: Any, key: str = "") -> int:
-    """A size as people write it, in bytes; `key` is the key below the validated value that it stands under."""
+    """A size as people write it, in bytes; `key` is its key below the validated value, for errors."""
     fix, has_unit = 'write bytes, or a size such as "500MB", "8GiB" or "1.5TB"', False
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise fail("must be a size", fix, key)
@@ -109,7 +109,7 @@ def _devices(value: Any) -> Any:
 
 
 def _agents(value: Any) -> Any:
-    """How many agents: a number, or ``MIN..MAX``; as the two bounds."""
+    """The number of agents, or ``MIN..MAX``, as two bounds."""
     if value is None or (isinstance(value, list | tuple) and len(value) == 2):
         bounds = value
     elif isinstance(value, str) and (match := _RANGE.fullmatch(value.strip())):
@@ -148,7 +148,7 @@ def is_import_path(value: Any) -> bool:
 
 
 def with_target(node: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a mapping that names no class or function."""
+    """Return the mapping; refuse it if it names no class or function."""
     fix = "write the import path of a class or function, such as `torch.nn.Linear` or `model.MLP`"
     if TARGET not in node:
         raise fail("required key is missing", fix, TARGET)
@@ -171,7 +171,7 @@ def _compile_options(value: Any) -> Any:
 
 
 def target_schema(**keys: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a mapping that names a class or function, with keys that it may have besides."""
+    """The JSON schema of a mapping that names a class or function, with further keys that it may have."""
     return {"type": "object", "properties": {TARGET: {"type": "string"}, **keys}, "required": [TARGET]}
 
 
@@ -220,8 +220,8 @@ class _MayChange:
     """The type of `MAY_CHANGE`."""
 
 
-#: Marks a field of the schema, in its ``Annotated``, that is no part of the study's identity: its value may change
-#: once the study has started. Every other field must stay as it is.
+#: Marks a field of the schema, in its ``Annotated``, that is not part of the study's identity: its value may
+#: change once the study has started. All other fields must stay the same.
 MAY_CHANGE: Final = _MayChange()
 
 
@@ -233,5 +233,5 @@ class Section(BaseModel):
         frozen=True,
         strict=True,
         allow_inf_nan=False,
-        ser_json_inf_nan="constants",  # an argument of the person's own code may be infinite, which is not null
+        ser_json_inf_nan="constants",  # an argument of the user's code may be infinite
     )

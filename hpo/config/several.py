@@ -1,4 +1,4 @@
-"""Sections that hold one thing, or several by name: ``optimizer`` and ``lr_scheduler``."""
+"""Reads the sections with one node or several named ones: ``optimizer`` and ``lr_scheduler``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpo.config.schema_types import TARGET
 
 
 def is_several(node: Any) -> bool:
-    """Whether a section holds several, each by its name."""
+    """Whether a section has several nodes by name."""
     return isinstance(node, Mapping) and TARGET not in node and any(_has_target(each) for each in node.values())
 
 

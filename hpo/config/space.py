@@ -38,7 +38,7 @@ class SearchSpace:
 
     @classmethod
     def from_spec(cls, spec: StudySpec) -> "SearchSpace":
-        """Check the entries against each other and the config.
+        """Create the search space; check its entries against each other and the config.
 
         Raises:
             InputError: An entry's path or condition names nothing, two name the same, or conditions form a circle.
@@ -63,28 +63,28 @@ class SearchSpace:
 
     @property
     def conditions(self) -> "dict[str, Mapping[str, Sequence[Any]]]":
-        """By entry, the values of others under which it exists; entries without a condition are left out."""
+        """For each conditional entry, the values of other entries under which it is suggested."""
         return {path: param.when for path, param in self.params.items() if param.when}
 
     @property
     def where(self) -> tuple[Condition, ...]:
-        """What every point satisfies, beside its ranges."""
+        """The conditions that every point satisfies beside its ranges."""
         return self._spec.where
 
     def violated(self, params: Mapping[str, Any]) -> Condition | None:
-        """The first of `where` that does not hold for a point; None where all hold."""
+        """The first condition of `where` that does not hold for a point; None if all hold."""
         return next((condition for condition in self.where if not condition.holds(params)), None)
 
     def suggest(self, trial: "optuna.Trial | optuna.trial.BaseTrial") -> dict[str, Any]:
         """Ask a trial for a value of every entry whose conditions hold; names are the dotted paths.
 
-        What a trial has already stays: one that resumes may have been drawn before the space was widened.
+        A trial keeps the values that it has: one that resumes may have drawn them before the space was widened.
         """
         had = trial.params
         return self._walk(lambda path, param: had[path] if path in had else _suggest(trial, path, param))
 
     def draw(self, value: "Callable[[str, BaseDistribution], Any]") -> dict[str, Any]:
-        """A point of the values that a function gives for the path and the distribution of each active entry."""
+        """A point whose values a function draws, from the path and the distribution of each active entry."""
         return self._walk(lambda path, _: value(path, self.distributions[path]))
 
     def _walk(self, value: "Callable[[str, ParamSpec], Any]") -> dict[str, Any]:
@@ -103,7 +103,7 @@ class SearchSpace:
         )
 
     def grid(self) -> list[dict[str, Any]]:
-        """Every point of the space that satisfies `where` once; entries whose conditions do not hold left out.
+        """Every point of the space that satisfies `where`, once; without the entries whose conditions do not hold.
 
         Raises:
             InputError: A real-valued range has no step, or there are too many points to list.
@@ -122,14 +122,14 @@ class SearchSpace:
         return set(params) == active and all(_possible(self.params[path], params[path]) for path in active)
 
     def problem(self, path: str, value: Any) -> str | None:
-        """What to write in place of a value that an entry can't have; None if it can."""
+        """The values that an entry can have, if this is not one of them; None if it is."""
         param = self.params[path]
         return None if _possible(param, self.as_stored(path, value)) else _possible_values(param, label(value))
 
     def as_stored(self, path: str, value: Any) -> Any:
-        """A number as its entry's type has it: 1e2 for a whole number is 100, 1 for a real one is 1.0.
+        """A value in its entry's type: 1e2 becomes 100 for a whole number, 1 becomes 1.0 for a real one.
 
-        A list or mapping as its label.
+        A list or mapping becomes its label.
         """
         value = label(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -144,7 +144,7 @@ class SearchSpace:
         return [path for path, param in self.params.items() if self._active(param, values)]
 
     def may_meet(self, path: str, other: str, value: Any) -> bool:
-        """Whether an entry can be active in a point where another one has a value."""
+        """Whether an entry can be active in a point where the entry `other` has this value."""
         allowed: dict[str, list[Any]] = {other: [value]}
         pending = [path, other]
         while pending:
@@ -157,7 +157,7 @@ class SearchSpace:
         return True
 
     def _active(self, param: ParamSpec, values: Mapping[str, Any]) -> bool:
-        # A condition on the base config alone was checked to hold when the space was built.
+        # A condition on a value that is not searched was checked when the space was built.
         return all(
             path not in self.params or (path in values and any(same(values[path], item) for item in wanted))
             for path, wanted in param.when.items()
@@ -206,7 +206,7 @@ def _check_path(spec: StudySpec, config: Mapping[str, Any], path: str) -> None:
     searched = any(join_path(keys[:depth]) in spec.search_space for depth in range(1, len(keys)))
     if found := path_problem(config, keys) or (None if searched else list_problem(config, keys)):
         raise spec.error(found[0], path=here, fix=found[1])
-    # A callback may be switched off whole; else a section is replaced by another one.
+    # A callback can be switched on or off as a whole; any other section only be replaced by another mapping.
     if keys == ("callbacks",):
         fix = "search each by its name: `callbacks.ema: {type: categorical, choices: [true, false]}`"
         raise spec.error("callbacks can't be searched all together", path=here, fix=fix)
@@ -216,7 +216,7 @@ def _check_path(spec: StudySpec, config: Mapping[str, Any], path: str) -> None:
 
 
 def _place(path: str) -> tuple[str, ...]:
-    """What a path leads to, in whichever way it is written: ``betas.0`` is ``betas[0]``; () where it is none."""
+    """The keys of a path, which are the same for ``betas.0`` and ``betas[0]``; () if the text is not a path."""
     try:
         return tuple(map(str, split_path(path)))
     except PathError:
@@ -224,7 +224,7 @@ def _place(path: str) -> tuple[str, ...]:
 
 
 def _places(spec: StudySpec) -> dict[tuple[str, ...], str]:
-    """The entries by what they lead to."""
+    """The entries by their keys; refuses two entries for one place."""
     places: dict[tuple[str, ...], str] = {}
     for path in spec.search_space:
         first = places.setdefault(_place(path), path)
@@ -290,7 +290,7 @@ def _on_step(value: float, low: float, step: float) -> bool:
 
 
 def _ordered(spec: StudySpec) -> list[str]:
-    """The file's order, moved only where a condition asks for it."""
+    """The entries in the file's order, but each one after those that its conditions name."""
     order: list[str] = []
 
     def visit(path: str, chain: tuple[str, ...]) -> None:

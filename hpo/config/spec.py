@@ -1,6 +1,6 @@
-"""The one reader of study files: YAML and overrides in, a validated and frozen StudySpec out.
+"""Reads study files: turns YAML and overrides into a validated and frozen StudySpec.
 
-Neither torch nor optuna is imported here.
+Imports neither torch nor optuna.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from hpo.config.yaml_source import read_yaml
 from hpo.errors import InputError, each_error, together
 
 _INNER_SPACE: Final = re.compile(r"(?<=\$\{)\s+|\s+(?=\})")
-#: Environment variable with the URL of the database, where the study file and the options give none.
+#: The environment variable with the database's URL, for study files and options that give none.
 STORAGE_ENV: Final = "HPO_STORAGE"
 
 
@@ -50,7 +50,7 @@ class StudySpec:
 
     @property
     def folder(self) -> Path:
-        """The folder of the YAML file; import paths and relative paths start here."""
+        """The folder of the YAML file, from which import paths and relative paths are resolved."""
         return self.path.parent
 
     @property
@@ -82,18 +82,18 @@ class StudySpec:
     def search_space(self) -> Mapping[str, ParamSpec]:
         """The entries of `search_space` by dotted path, in the file's order, as parameters are stored.
 
-        Lists and mappings among the choices are labels, and a range whose bounds depend on other parameters is as
-        wide as these let it be; `config` has the entries as they are written.
+        Choices that are lists or mappings are labels, and bounds that depend on other parameters are the widest
+        that they can be; `config` has the entries as they are written.
         """
         return widest(self.config.search_space, self.base_config(), self.error)
 
     @cached_property
     def where(self) -> tuple[Condition, ...]:
-        """What holds in every trial: the expressions of `where`, and bounds that other parameters set."""
+        """The conditions on every trial: the expressions of `where`, and bounds that depend on parameters."""
         return conditions_of(self.config.where, self.config.search_space, self.base_config(), self.error)
 
     def values(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters as they are set in a config: the lists and mappings that labels stand for, as copies."""
+        """Parameters as a config has them: labels become copies of the lists and mappings they stand for."""
         entries = self.config.search_space
         return {
             path: copy_plain(entry.choice(value))
@@ -104,16 +104,16 @@ class StudySpec:
 
     @property
     def output_dir(self) -> Path:
-        """Absolute folder of everything the study writes."""
+        """The absolute folder for everything that the study writes."""
         given = self.run.output_dir
         inside = Path("runs", self.study.name) if given is None else home(given)
         return Path(normal(self.folder / inside))
 
     @property
     def storage_url(self) -> str:
-        """URL of the database: the file's, else that of the environment variable ``HPO_STORAGE``, else a file.
+        """The database's URL: the study file's, else that of ``HPO_STORAGE``, else of a SQLite file.
 
-        A SQLite file named relatively lies relative to the YAML's folder.
+        A relative path of a SQLite file is relative to the YAML's folder.
         """
         given = self.run.storage or os.environ.get(STORAGE_ENV)
         if not given:
@@ -122,24 +122,25 @@ class StudySpec:
 
     @property
     def defines_by_run(self) -> bool:
-        """Whether the study's function draws its parameters itself, as Optuna's objectives do: it is `objective`,
-        and there is no `search_space`. Then its parameters have names of its own, and no place in the config."""
+        """Whether the study's function draws its parameters itself, as Optuna's objectives do: there is
+        `objective` and no `search_space`. Then the function names the parameters, and none is in the config.
+        """
         return self.config.objective is not None and not self.search_space
 
     @property
     def trial_epochs(self) -> int | None:
-        """Epochs of a whole trial, where they are the same for all trials and known; else None."""
+        """The epochs of a whole trial, if they are known and the same for all trials; else None."""
         return None if self.searches_length else self.trainer.known_epochs
 
     @property
     def searches_length(self) -> bool:
-        """Whether trials differ in their epochs by what is searched."""
+        """Whether the searched parameters decide how many epochs a trial has."""
         searched = any(map(self._searched_by, ("max_epochs", "max_steps", "validate_every")))
         return searched or "trainer" in self.search_space
 
     @property
     def longest_trial(self) -> int | None:
-        """Epochs that no trial exceeds; None where that is not known."""
+        """The most epochs that a trial may have; None if not known."""
         trainer, paths = self.trainer, self._searched_by("max_epochs")
         in_passes = trainer.validate_every is None and not self._searched_by("validate_every")
         if not in_passes or "trainer" in self.search_space:
@@ -153,33 +154,33 @@ class StudySpec:
 
     @property
     def seed_paths(self) -> list[str]:
-        """The searched paths that the seed of a trial is, or is made of."""
+        """The searched paths that set a trial's seed, or that its interpolation uses."""
         return self._searched_by("seed")
 
     def _searched_by(self, name: str) -> list[str]:
-        """The searched paths by which a value of `trainer` differs from trial to trial."""
+        """The searched paths that set a value of `trainer`, or that its interpolation uses."""
         written = self._written(name)
         return [path for path in self.search_space if path == f"trainer.{name}" or f"${{{path}}}" in written]
 
     def _written(self, name: str) -> str:
-        """What the file has for a value of `trainer`, without spaces inside the braces of interpolations."""
+        """A value of `trainer` as it is written, without spaces inside the braces of interpolations."""
         return _INNER_SPACE.sub("", str((self._raw.get("trainer") or {}).get(name)))
 
     @property
     def has_same_data(self) -> bool:
-        """Whether all trials have the same data: nothing of that section is searched, and nothing interpolated."""
+        """Whether all trials have the same data: its section has neither searched values nor interpolations."""
         searched = any(split_path(path)[0] == "data" for path in self.search_space)
         return not searched and "${" not in json.dumps(self._raw.get("data"), default=str)
 
     def resolve(self, params: Mapping[str, object] | None = None) -> dict[str, Any]:
         """The config of one trial: the base config with these dotted parameters, interpolations resolved.
 
-        Lengths that depend on the data stay as their text, see `hpo.config.lengths`.
+        Lengths that depend on the data stay as text, see `hpo.config.lengths`.
 
         Returns:
-            Plain containers of one's own, one entry a section, None for a section left out; `study`,
-            `run`, `search_space` and `where` are not among them. Parameters that a function draws itself are an
-            entry `params`.
+            Plain containers that the caller may change, with an entry for each section, None if the file leaves it
+            out; without `study`, `run`, `search_space` and `where`. Parameters that a function draws itself are
+            the entry `params`.
 
         Raises:
             InputError: A parameter leads nowhere, or its value does not fit.
@@ -188,10 +189,10 @@ class StudySpec:
             base = self.config.model_dump(exclude={"study", "run", "search_space"})
             return {**base, "params": dict(params or {})}
         raw, marks = copy_plain(self._raw), self._marks
-        # An interpolation in it may lead into what a choice has replaced.
+        # Escaped: its interpolations could refer to values that a choice replaces.
         raw["search_space"] = self._plain_space
         values = self._set_values(params or {})
-        # A whole section before what is in it.
+        # A whole section is set before its values.
         for path in sorted(values, key=lambda each: len(split_path(each))):
             _assign(raw, marks, path, values[path])
         try:
@@ -201,7 +202,7 @@ class StudySpec:
         return config.model_dump(exclude={"study", "run", "search_space", "where"})
 
     def _of_parameter(self, error: InputError, values: Mapping[str, Any]) -> InputError:
-        """An error of a trial's config; where a parameter has the value, at its entry in the search space."""
+        """An error of a trial's config; for a parameter's value, located at the parameter's entry."""
         if error.path not in values or error.path not in self.search_space:
             return error
         return self._marks.error(error.problem, _entry(error.path), value=error.value, fix=error.fix)
@@ -213,7 +214,7 @@ class StudySpec:
         return space
 
     def _set_values(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters as `values`, where interpolations in a list or mapping follow the other parameters."""
+        """The same as `values`, but interpolations in a list or mapping are resolved with the other parameters."""
         values = self.values(params)
         chosen = {path: params[path] for path, value in values.items() if isinstance(value, dict | list)}
         if not any("${" in json.dumps(lookup(self._raw, _entry(path)), default=str) for path in chosen):
@@ -230,16 +231,16 @@ class StudySpec:
         return values
 
     def base_config(self) -> dict[str, Any]:
-        """The whole base config, `study`, `run` and `search_space` included.
+        """The whole base config, with `study`, `run` and `search_space`.
 
-        JSON types only; a number may be infinite or NaN, as Python's json has it.
+        JSON types only, but numbers may be infinite or NaN, as in Python's json.
         """
         return self.config.model_dump(mode="json")
 
     def config_hash(self) -> str:
-        """SHA-256 of what makes two studies the same search, in hexadecimal; see `hpo.config.identity`.
+        """SHA-256 of the study's identity in hexadecimal, see `hpo.config.identity`.
 
-        Defaults do not count, so that a file keeps its hash when the schema gets a new key.
+        Defaults are left out, so that a file keeps its hash when the schema gets a new key.
         """
         config = self.config.model_dump(mode="json", exclude_defaults=True)
         text = json.dumps(identity(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -250,7 +251,7 @@ class StudySpec:
         return self._marks.locate(split_path(path))
 
     def is_written(self, path: str) -> bool:
-        """Whether a person wrote a dotted path, in the file or over it."""
+        """Whether a person wrote a dotted path, in the file or as an override."""
         return self._marks.is_written(split_path(path))
 
     def error(self, problem: str, *, path: str, value: object = "", fix: str = "") -> InputError:
@@ -269,9 +270,9 @@ class StudySpec:
         storage: str | None = None,
         output_dir: str | Path | None = None,
     ) -> "StudySpec":
-        """This spec with the command line's options over the file's; None leaves the file's value.
+        """This spec with options of the command line in place of the file's values; None keeps the file's value.
 
-        Relative paths in options are seen from the current folder, unlike those in the file.
+        Relative paths in options start at the current folder, unlike those in the file.
 
         Raises:
             InputError: An option's value does not fit.
@@ -307,14 +308,13 @@ class StudySpec:
 def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space: bool = False) -> StudySpec:
     """Read a study file and apply ``key=value`` overrides.
 
-    The structure is validated in full; import paths and their arguments are left to `hpo.checks.check`, since
-    that needs torch.
+    Validates the structure in full; `hpo.checks.check` checks import paths and their arguments, which needs torch.
 
     Args:
         path: The YAML file.
         overrides: ``dotted.path=value``; the value is YAML.
-        require_search_space: Refuse a file with nothing to search. (Whether a function that trains by itself draws
-            its parameters is seen when it is imported.)
+        require_search_space: Refuse a file with nothing to search. (An `objective` passes: whether it draws its
+            parameters is known once it is imported.)
 
     Raises:
         InputError: The file or an override can't be used.
@@ -328,7 +328,7 @@ def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space
 
 
 def read_overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Marks]:
-    """A study file with its defaults and the overrides, and where each value was written; not validated yet.
+    """Read a study file, with defaults and overrides, and where each value was written; without validation.
 
     Raises:
         InputError: The file can't be read, or an override can't be used.
@@ -343,7 +343,7 @@ def read_overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any
 
 
 def assembled(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
-    """The spec of a study file that has been read from an absolute path.
+    """Create the spec of a study file that has been read; the path is absolute.
 
     Raises:
         InputError: It can't be used.
@@ -359,7 +359,7 @@ def assembled(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
             raise spec.error(problem, path=f"run.{key}", value=str(place), fix="write a shorter one")
     refuse_interpolated(raw, spec.config.search_space, spec.error)
     if spec.search_space or spec.config.where:
-        _ = spec.where  # what is wrong with these is said here
+        _ = spec.where  # computed here to report their errors
     return spec
 
 
@@ -368,7 +368,7 @@ def _entry(path: str) -> Keys:
 
 
 def _assign(raw: dict[str, Any], marks: Marks, path: str, value: Any) -> None:
-    """Set a parameter in a config, in place; its value has been resolved."""
+    """Set a parameter in a config, in place; its value is already resolved, so it is escaped."""
     try:
         assign(raw, split_path(path), escaped(value))
     except PathError as error:

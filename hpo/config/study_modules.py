@@ -1,15 +1,15 @@
 """Loads a study folder's modules under a name private to the folder.
 
-The folder becomes a package of a made-up name (``_hpo_study_<hash>``), so that two studies may each have a
+The folder becomes a package with a generated name (``_hpo_study_<hash>``), so that two studies may each have a
 ``model.py``. Inside its modules, ``import data`` and ``from data import load`` mean the folder's own
 ``data.py``: each module gets an ``__import__`` that looks in the folder first, at load time and later, while
 ``sys.path`` and the names of other modules stay as they are. No bytecode is written or read.
 
-A process reads each file of the folder once: what `source_of` has returned is what an import executes, whatever
-becomes of the file on disk. So the code that is hashed (`hpo.config.code`) is the code that runs.
+A process reads each file of the folder once: an import executes what `source_of` has returned, even if the file
+has changed since. So the code that is hashed (`hpo.config.code`) is the code that runs.
 
-Limits: ``importlib.import_module("data")`` inside a study does not see the folder, and a process that was
-spawned rather than forked can't unpickle the study's classes before it has opened the folder too.
+Limits: ``importlib.import_module("data")`` inside a study does not look in the folder, and a process that was
+spawned rather than forked can't unpickle the study's classes before it has opened the folder, too.
 """
 
 import builtins
@@ -25,7 +25,7 @@ from typing import Any
 
 _PREFIX = "_hpo_study_"
 
-#: Sources of the folders' modules that this process has read, by path.
+#: The sources that this process has read, by path.
 _sources: dict[str, bytes] = {}
 
 
@@ -44,7 +44,7 @@ def open_folder(folder: Path) -> str:
 
 
 def source_of(file: Path) -> bytes:
-    """The source of a study's module, as this process first read it; OSError where it can't be read."""
+    """The source of a study's module, as this process first read it; raises OSError if it can't be read."""
     source = _sources.get(str(file))
     if source is None:
         source = _sources[str(file)] = file.read_bytes()
@@ -52,7 +52,7 @@ def source_of(file: Path) -> bytes:
 
 
 def forget_modules(folder: Path) -> None:
-    """Import and read the folder's modules anew: in a notebook they may have changed since they were."""
+    """Make the next import read the folder's modules again: in a notebook they may have changed."""
     root, inside = open_folder(folder), folder.resolve()
     for name in [name for name in sys.modules if name.startswith(f"{root}.")]:
         del sys.modules[name]
@@ -95,7 +95,7 @@ class _StudyLoader(importlib.machinery.SourceFileLoader):
         self._root = root
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile the source; a cached bytecode may be that of an older one."""
+        """Compile the source; cached bytecode may be older."""
         path = self.get_filename(fullname)
         code: CodeType = self.source_to_code(source_of(Path(path)), path)
         return code
@@ -103,7 +103,7 @@ class _StudyLoader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         names = dict(vars(builtins))
         names["__import__"] = _import_within(self._root)
-        # CPython takes a module's builtins, __import__ among them, from this global.
+        # CPython looks up a module's builtins, including __import__, in this global.
         module.__dict__["__builtins__"] = names
         super().exec_module(module)
 

@@ -1,4 +1,4 @@
-"""Import paths → callables, and configs → objects."""
+"""Resolves import paths to callables, and builds objects from config nodes."""
 
 import functools
 import importlib
@@ -21,11 +21,11 @@ from hpo.errors import InputError
 
 PARTIAL, RECURSIVE, ARGS = "_partial_", "_recursive_", "_args_"
 
-#: Keys of a node that are for Hydra, not for the target.
+#: Keys of a node that are instructions for Hydra, and not arguments of the target.
 HYDRA_KEYS = frozenset({TARGET, PARTIAL, RECURSIVE, ARGS, "_convert_"})
 
 _LISTED = 30
-#: What modules are called by those who import them under a short name.
+#: Modules by the short names under which people import them.
 _SHORT = {
     "F": "torch.nn.functional",
     "functional": "torch.nn.functional",
@@ -34,12 +34,12 @@ _SHORT = {
     "np": "numpy",
     "optim": "torch.optim",
 }
-#: In a text that OmegaConf would not take as it stands.
+#: Parts of a text that OmegaConf would interpret.
 _SPECIAL = re.compile(r"\$\{|\?\?\?|\\\\")
 
 
 def named_targets(config: StudyFile) -> Iterator[str]:
-    """Every import path that a study file names, in its order; those that some trials only have come last."""
+    """Every import path in a study file, in the file's order; the choices of the search space come last."""
     for section in FREE_SECTIONS:
         yield from _targets_in(getattr(config, section))
     yield from _targets_in(config.loader.collate_fn)
@@ -60,7 +60,7 @@ def _targets_in(node: Any) -> Iterator[str]:
 
 
 class TargetResolver:
-    """Finds what an import path names: in the study's folder first, then among what is installed.
+    """Finds what an import path names: in the study's folder first, then among installed packages.
 
     Args:
         folder: The folder of the YAML file.
@@ -92,7 +92,7 @@ class TargetResolver:
         return module
 
     def _parts(self, path: str) -> Iterator[tuple[str, Any]]:
-        """Each beginning of an import path, and what it names."""
+        """Each prefix of an import path, and what it names."""
         first, *rest = path.split(".")
         local = holds_module(self.folder, first)
         found: Any = self._import(f"{self._root}.{first}" if local else first, path)
@@ -128,12 +128,12 @@ class TargetResolver:
             return False
         try:
             found = importlib.util.find_spec(module)
-        except ValueError:  # one that was made by hand, such as `__main__`
+        except ValueError:  # a module without a spec, such as `__main__`
             return False
         return found is not None and not Path(found.origin or self.folder).is_relative_to(self.folder)
 
     def _import(self, name: str, path: str) -> ModuleType | None:
-        """Import a module; None when it is this very module that does not exist."""
+        """Import a module; None if this module itself does not exist."""
         try:
             return importlib.import_module(name)
         except KeyboardInterrupt:  # Ctrl-C
@@ -151,7 +151,7 @@ class TargetResolver:
             raise InputError(problem.replace("\n", " "), value=path, fix=fix) from error
 
     def _where(self, error: BaseException) -> str:
-        """File and line of the study's own code that an exception came from, else the last ones."""
+        """The innermost line of the study's own code that an exception came through; empty if there is none."""
         if isinstance(error, SyntaxError) and error.filename:
             return f"{error.filename}:{error.lineno}"
         frames = traceback.extract_tb(error.__traceback__)
@@ -162,19 +162,19 @@ class TargetResolver:
 def instantiate(
     resolver: TargetResolver, node: Mapping[str, Any], /, *args: Any, _as_function: bool = False, **kwargs: Any
 ) -> Any:
-    """Build what a resolved config node describes, nested nodes included, as Hydra's `instantiate` does.
+    """Build what a resolved config node describes, including nested nodes, as Hydra's `instantiate` does.
 
-    A node of plain arguments needs no more of Hydra than its word that the target may be called.
+    For a node with plain arguments, Hydra only decides whether the target may be called.
 
     An exception of the target keeps its own type.
 
     Args:
         resolver: Finds the import paths.
         node: A mapping with ``_target_`` and the target's arguments.
-        *args: Positional arguments that the config does not hold, handed over as they are.
+        *args: Positional arguments in addition to the config's, passed as they are.
         _as_function: Do not call a plain function but bind its arguments (metrics, loss, step); a class is
             instantiated all the same.
-        **kwargs: Keyword arguments over those of the config.
+        **kwargs: Keyword arguments that replace those of the config.
 
     Raises:
         InputError: An import path can't be resolved.
@@ -189,10 +189,10 @@ def instantiate(
 
 
 def _is_plain(tree: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-    """Whether a node has values only, and asks for nothing that only Hydra knows."""
+    """Whether a node has only plain values, and no keys or texts that need Hydra."""
     if any(key in tree for key in (RECURSIVE, ARGS, "_convert_")):
         return False
-    if not (inspect.isclass(tree[TARGET]) or inspect.isroutine(tree[TARGET])):  # it may not be hashable
+    if not (inspect.isclass(tree[TARGET]) or inspect.isroutine(tree[TARGET])):  # others may not be hashable
         return False
     return all(isinstance(key, str) for key in arguments) and all(
         value is None or isinstance(value, int | float) or (isinstance(value, str) and not _SPECIAL.search(value))
@@ -201,11 +201,11 @@ def _is_plain(tree: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
 
 
 def _bound(tree: dict[str, Any], target: Callable[..., Any]) -> Callable[..., Any]:
-    """A target with the arguments of its node, as Hydra makes them."""
+    """A target with its node's arguments as Hydra builds them."""
     from hydra.errors import InstantiationException
 
-    # Always a partial first: args then reach the target uncopied, and its exceptions come unwrapped.
-    # Text is escaped twice: Hydra resolves the node where it stands, and reads it after that.
+    # Always a partial first: so args reach the target without a copy, and its exceptions are not wrapped.
+    # Text is escaped twice: Hydra resolves the node, and then resolves it again as it reads its values.
     settings = {**escaped(escaped(tree)), PARTIAL: True, "_convert_": tree.get("_convert_", "all")}
     try:
         made = _by_hydra(settings)
@@ -219,18 +219,18 @@ def _bound(tree: dict[str, Any], target: Callable[..., Any]) -> Callable[..., An
 
 @functools.lru_cache(maxsize=256)
 def is_refused(target: Callable[..., Any]) -> bool:
-    """Whether Hydra refuses to call what an import path names, which runs code or changes the system."""
+    """Whether Hydra refuses to call a target because it runs code or changes the system."""
     from hydra.errors import InstantiationException
 
     try:
         _by_hydra({TARGET: target, PARTIAL: True})  # a partial: nothing is called
-    except (InstantiationException, IndexError):  # IndexError: it looks at what `setattr` would change
+    except (InstantiationException, IndexError):  # IndexError: its check of `setattr` reads the missing arguments
         return True
     return False
 
 
 def _by_hydra(tree: Mapping[str, Any]) -> Any:
-    """What Hydra makes of a node whose targets are found."""
+    """Instantiate a node with Hydra; its targets are callables already."""
     from hydra.utils import instantiate as hydra_instantiate
     from omegaconf import OmegaConf
 
@@ -238,7 +238,7 @@ def _by_hydra(tree: Mapping[str, Any]) -> Any:
 
 
 def _as_nodes(node: Any) -> Any:
-    """A tree whose targets OmegaConf takes as they are; it reads a dataclass as a schema, and refuses `dict`."""
+    """A tree with wrapped targets: OmegaConf would read a dataclass as a schema, and refuse `dict`."""
     from omegaconf import AnyNode
 
     if isinstance(node, list):
@@ -246,14 +246,14 @@ def _as_nodes(node: Any) -> Any:
     if not isinstance(node, Mapping):
         return node
     tree = {key: _as_nodes(value) for key, value in node.items()}
-    if callable(node.get(TARGET)):  # it is text below `_recursive_: false`
+    if callable(node.get(TARGET)):  # below `_recursive_: false` it is text
         tree[TARGET] = AnyNode(node[TARGET], flags={"allow_objects": True})
     return tree
 
 
 def _with_callables(resolver: TargetResolver, node: Any) -> Any:
     if isinstance(node, Mapping):
-        if node.get(RECURSIVE) is False:  # the target gets what lies below as plain data
+        if node.get(RECURSIVE) is False:  # the target gets nested nodes as plain data
             return {**node, TARGET: resolver.resolve(node[TARGET])} if TARGET in node else dict(node)
         return {
             key: resolver.resolve(value) if key == TARGET else _with_callables(resolver, value)

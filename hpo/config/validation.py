@@ -1,4 +1,4 @@
-"""A study file as it was read, made whole: OmegaConf resolves its interpolations, and pydantic validates it."""
+"""Validates a study file that has been read: OmegaConf resolves its interpolations, pydantic checks the values."""
 
 from typing import Any, Final
 
@@ -14,15 +14,15 @@ from hpo.config.schema import StudyFile
 from hpo.config.schema_errors import as_mapping, explained, listed_as_keys
 from hpo.errors import together
 
-#: OmegaConf's own word for a value that is missing.
+#: OmegaConf's mark for a missing value.
 _MISSING: Final = "???"
 
 
 def validated(raw: dict[str, Any], marks: Marks) -> StudyFile:
-    """A study file with its interpolations resolved, as the schema has it.
+    """Resolve a study file's interpolations, and validate it against the schema.
 
     Raises:
-        InputError: It does not fit.
+        InputError: The file does not fit the schema.
     """
     data = interpolated(raw, marks)
     try:
@@ -32,13 +32,13 @@ def validated(raw: dict[str, Any], marks: Marks) -> StudyFile:
 
 
 def interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
-    """A study file with its interpolations resolved.
+    """Resolve a study file's interpolations.
 
     Raises:
-        InputError: One can't be, a value is missing, or a section is no mapping.
+        InputError: An interpolation can't be resolved, a value is missing, or a section is not a mapping.
     """
     for name, section in raw.items():
-        # Said here, since an interpolation into such a section would fail first and less clearly.
+        # Checked here, as an interpolation into such a section would fail first, with a less clear error.
         said = isinstance(section, str) and name in ("run", "loader", "trainer") and "${" not in section
         known = name in StudyFile.model_fields and name != "where"
         if known and (said or isinstance(section, list | int | float)):

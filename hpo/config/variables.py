@@ -1,4 +1,4 @@
-"""The environment that processes get which hpo starts."""
+"""Sets the environment variables of processes that hpo starts."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-#: The dashboard's token. It stays with the command that serves: agents and trials have no use for it.
+#: The variable with the dashboard's token, which only the dashboard's own process gets, not agents and trials.
 TOKEN_ENV: Final = "HPO_DASHBOARD_TOKEN"
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment as agents and trials get it."""
+    """A copy of an environment without the token, for agents and trials."""
     return {name: text for name, text in environment.items() if name != TOKEN_ENV}
 
 
 @contextlib.contextmanager
 def token_left_out() -> Iterator[None]:
-    """What is started inside does not inherit the token."""
+    """Keep the token from processes that are started inside the block."""
     token = os.environ.pop(TOKEN_ENV, None)
     try:
         yield
@@ -29,7 +29,7 @@ def token_left_out() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Variables that a process started inside inherits."""
+    """Set variables for processes that are started inside the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:

@@ -1,4 +1,4 @@
-"""Whether the search space of a study file is that of a started study made wider."""
+"""Decides whether a study file's search space is a wider version of a started study's."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PARTS = ("search_space", "where")
 
 
 def not_wider(spec: StudySpec, stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What makes a search space no wider version of a stored one, a line each; empty where it is one.
+    """Why a search space is not a wider version of a stored one, one reason a line; empty if it is.
 
-    Every point of the stored space is one of the new space then: ranges and choices have all their values and
-    more, parameters and their conditions are the same, and nothing has been added to `where`.
+    In a wider version every point of the stored space is a point of the new one: ranges and choices keep all their
+    values, the parameters and their conditions are the same, and `where` has no new expression.
 
     Args:
         spec: The study file.
-        stored: The identity of the config that is stored, see `hpo.config.identity`.
-        now: That of the file.
+        stored: The identity of the stored config, see `hpo.config.identity`.
+        now: The identity of the file's config.
     """
     rest = ({key: value for key, value in each.items() if key not in _PARTS} for each in (stored, now))
     problems = diff_configs(*rest)
@@ -45,7 +45,7 @@ def not_wider(spec: StudySpec, stored: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def widenings(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What has become wider, as people read it: `optimizer.lr: 0.001 to 0.1 → 0.001 to 1`, `model.a: also 8`."""
+    """The widened entries, one a line: `optimizer.lr: 0.001 to 0.1 → 0.001 to 1`, `model.a: also 8`."""
     lines = []
     for path, new in now.get("search_space", {}).items():
         old = stored["search_space"][path]
@@ -86,7 +86,7 @@ def _entry(old: ParamSpec, new: ParamSpec, old_written: ParamSpec, new_written: 
 
 
 def _has_steps(old: FloatParam | IntParam, new: FloatParam | IntParam) -> bool:
-    """Whether every value of the old steps is one of the new ones."""
+    """Whether the new steps include every value of the old ones."""
     assert new.step is not None
     if old.step is None:
         return False

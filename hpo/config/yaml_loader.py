@@ -1,15 +1,15 @@
-"""PyYAML's loader as a study file needs it: OmegaConf's numbers, and limits that keep memory and stack small."""
+"""PyYAML's loader for study files: it reads numbers as OmegaConf does, and limits memory and stack."""
 
 import re
 from typing import Any, Final
 
 import yaml
 
-#: Keys and values in a file, aliases written out. OmegaConf and every copy of the config take them one by one.
+#: At most this many keys and values, with aliases expanded: OmegaConf and each copy of the config handle each one.
 MAX_VALUES: Final = 10_000
-#: Mappings and lists inside each other.
+#: At most this many nested mappings and lists.
 MAX_DEPTH: Final = 50
-#: What is said of a file above these limits: problem and fix.
+#: The errors for a file above these limits, as (problem, fix).
 TOO_MANY: Final = (
     f"holds more than {MAX_VALUES:,} keys and values, aliases written out",
     "keep long lists in a module or a file of their own, and name it",
@@ -23,8 +23,8 @@ class Limit(yaml.MarkedYAMLError):
     """A file is larger or deeper than a study file may be.
 
     Args:
-        said: Problem and fix.
-        mark: Where.
+        said: The problem and the fix.
+        mark: The place in the file.
     """
 
     def __init__(self, said: tuple[str, str], mark: yaml.Mark) -> None:
@@ -33,7 +33,7 @@ class Limit(yaml.MarkedYAMLError):
 
 
 class Loader(yaml.SafeLoader):
-    """SafeLoader with OmegaConf's idea of a number, dates left as text, and room for ``{a: ${b.c}}``."""
+    """SafeLoader that reads numbers as OmegaConf does, dates as text, and ``{a: ${b.c}}`` without quotes."""
 
     flow_level: int
 
@@ -42,7 +42,7 @@ class Loader(yaml.SafeLoader):
         self._values = self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a value unless it is one too many, or too deep; the parser reads no further than it is asked."""
+        """Compose a value, or raise at the first beyond the limits; the parser has read no further then."""
         self._values += 1
         self._depth += 1
         if self._values > MAX_VALUES or self._depth > MAX_DEPTH:
@@ -53,7 +53,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def scan_plain(self) -> Any:
-        """Scan a scalar without quotes; in a flow mapping, YAML would end it at the brace of ``${``."""
+        """Scan an unquoted scalar; in a flow mapping, YAML would end it at the brace of ``${``."""
         length = self._interpolated_length() if self.flow_level else 0
         if not length:
             return super().scan_plain()
@@ -63,7 +63,7 @@ class Loader(yaml.SafeLoader):
         return yaml.ScalarToken(text, True, start, self.get_mark())
 
     def scan_flow_scalar_non_spaces(self, double: bool, start_mark: yaml.Mark) -> Any:
-        r"""Scan a part of a quoted scalar; PyYAML asks Python for the character that ``\U00110000`` is not."""
+        r"""Scan a part of a quoted scalar; PyYAML lets the error of an escape such as ``\U00110000`` through."""
         try:
             return super().scan_flow_scalar_non_spaces(double, start_mark)
         except (ValueError, OverflowError) as error:
@@ -71,7 +71,7 @@ class Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(context, start_mark, problem, self.get_mark()) from error
 
     def _interpolated_length(self) -> int:
-        """Length of the scalar ahead if it holds an interpolation with its braces closed, else 0."""
+        """The length of the scalar ahead if it has an interpolation with closed braces, else 0."""
         length = depth = 0
         seen = False
         while (char := self.peek(length)) not in "\0\r\n":
@@ -89,7 +89,7 @@ Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in {_TAG + "timestamp", _TAG + "float"}]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-# As in omegaconf/_utils.py get_yaml_loader: plain PyYAML reads 1e-3 as text.
+# The pattern of omegaconf/_utils.py get_yaml_loader: PyYAML alone reads 1e-3 as text.
 Loader.add_implicit_resolver(
     _TAG + "float",
     re.compile(

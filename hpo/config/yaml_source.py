@@ -1,4 +1,4 @@
-"""Reads YAML into plain data and remembers the line of every key."""
+"""Reads YAML into plain data, with the line of every key."""
 
 import difflib
 import math
@@ -16,20 +16,20 @@ from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES, TOO_DEEP, TOO_MANY, Li
 from hpo.errors import InputError
 
 _TAG = "tag:yaml.org,2002:"
-#: Bytes; a study file is written by hand, and PyYAML takes a second for some hundred thousand.
+#: In bytes; study files are written by hand, and PyYAML takes a second for some hundred thousand bytes.
 MAX_BYTES = 512 * 1024
-#: A number with a comma in place of the point.
+#: A number with a decimal comma.
 COMMA: Final = re.compile(r"[-+]?[0-9]+,[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)
-#: A key and its value, read as one key since the space behind the colon is missing.
+#: A key and its value that YAML reads as one key, because the space after the colon is missing.
 _JOINED: Final = re.compile(r"([\w.\[\]-]+):(\S.*)")
-#: A line whose key lacks the space before a bracket; YAML fails on a colon behind it, or reads on.
+#: A line whose key lacks the space before a bracket; YAML fails at a later colon, or reads it as one text.
 _BEFORE_BRACKET: Final = re.compile(r"\s*([\w.\[\]-]+):[{\[]")
 _PLAIN_TAGS = frozenset(_TAG + name for name in ("null", "bool", "int", "float", "str"))
 
 
 @dataclass(frozen=True)
 class YamlSource:
-    """What a YAML file says, and where.
+    """The data of a YAML file, and where each part is written.
 
     Attributes:
         file: The file as the person named it.
@@ -65,7 +65,7 @@ def read_yaml(path: Path) -> YamlSource:
     except OSError as error:
         fix = _instead_of(path, "give the path of a readable YAML file")
         raise InputError(f"can't be read ({error.strerror or error})", file=path, fix=fix) from error
-    except ValueError as error:  # of the path itself
+    except ValueError as error:  # about the path itself
         fix = "give the path of a YAML file"
         raise InputError(f"is no path of a file ({error})", value=repr(str(path)), fix=fix) from error
     reader = _Reader(str(path))
@@ -79,21 +79,21 @@ def read_yaml(path: Path) -> YamlSource:
 
 
 def _instead_of(path: Path, otherwise: str) -> str:
-    """What to write for a path that is no file: a file there of a name like it, or the only one."""
+    """The fix for a path that is not a file: a YAML file there with a similar name, or the only one."""
     folder, name = (path, "study.yaml") if path.is_dir() else (path.parent, path.name)
     try:
         names = sorted(each.name for each in folder.iterdir() if each.suffix in {".yaml", ".yml"})
-    except OSError:  # there is no such folder, or it can't be looked into
+    except OSError:  # the folder does not exist, or can't be read
         names = []
     meant = difflib.get_close_matches(name, names, n=1) or (names if len(names) == 1 else [])
     return f"did you mean `{folder / meant[0]}`?" if meant and folder / meant[0] != path else otherwise
 
 
 def storable(text: str) -> str:
-    r"""Text as databases take it; the halves of a character that JSON writes as ``\ud83d\ude00`` are joined.
+    r"""Text that databases accept: surrogate pairs, such as ``\ud83d\ude00`` from JSON, become one character.
 
     Raises:
-        ValueError: It holds a character that no database or terminal takes.
+        ValueError: It has a character that databases or terminals refuse.
     """
     if "\0" in text:
         raise ValueError("holds the character NUL, which databases refuse")
@@ -121,7 +121,7 @@ def parse_given(text: str) -> Any:
     reader = _Reader("command line")
     value = reader.read(text)
     if isinstance(value, dict | list) and not text.lstrip().startswith(("{", "[")):
-        return text.strip()  # a colon or dash within text, as in `sqlite:///:memory:`
+        return text.strip()  # a text with a colon or a dash, such as `sqlite:///:memory:`
     part = text[reader.span].strip()
     if part != text.strip():
         problem = f"YAML reads {f'only `{show(part)}`' if part else 'nothing'} of it"
@@ -131,12 +131,12 @@ def parse_given(text: str) -> Any:
 
 
 def with_point(name: str | int, number: str) -> str:
-    """The fix of a number that is written with a comma."""
+    """The fix for a number with a decimal comma."""
     return f"write `{name}: {number.replace(',', '.')}`, with a point; thousands are written without a comma"
 
 
 def _with_comma(number: yaml.Node, rest: yaml.Node) -> str:
-    """The number whose comma has ended it, as in `{low: 0,001}`: a value, and at once a key; empty for others."""
+    """The number that a comma has split into a value and a key, as in `{low: 0,001}`; empty for other nodes."""
     if not isinstance(number, yaml.ScalarNode) or not isinstance(rest, yaml.ScalarNode):
         return ""
     text = f"{number.value},{rest.value}"
@@ -145,14 +145,14 @@ def _with_comma(number: yaml.Node, rest: yaml.Node) -> str:
 
 
 def _line_at(mark: yaml.Mark) -> str:
-    """The line that a mark is in."""
+    """The text of the line at a mark."""
     text = str(mark.buffer).rstrip("\0")
     start = text.rfind("\n", 0, mark.pointer) + 1
     return text[start:].partition("\n")[0]
 
 
 def _joined(key: yaml.Node, value: yaml.Node, *, in_braces: bool) -> str:
-    """A key and its value with the space between them that is missing; empty where none is.
+    """A key and its value with the missing space between them; empty if no space is missing.
 
     In braces YAML reads `{low:1}` as a key without a value, and `trainer:{low: 1}` has its brace in the key.
     """
@@ -168,7 +168,7 @@ class _Reader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.lines: dict[Keys, int] = {}
-        self.span = slice(0)  # of the text, without comments before and after
+        self.span = slice(0)  # the document's part of the text, without comments around it
         self._open: set[int] = set()
         self._values = 0
 
@@ -219,7 +219,7 @@ class _Reader:
         return self._error(said[0], node, keys, said[1])
 
     def _build(self, loader: Loader, node: yaml.Node, keys: Keys) -> Any:
-        self._values += 1  # aliases count each time that they are used
+        self._values += 1  # an alias counts at each use
         if self._values > MAX_VALUES:
             raise self._limit(TOO_MANY, node, keys)
         if len(keys) > MAX_DEPTH:
@@ -301,7 +301,7 @@ class _Reader:
             if key_node.tag != _TAG + "merge":
                 continue
             several = isinstance(value_node, yaml.SequenceNode)
-            # The first of several merged mappings wins, so that it is laid on last.
+            # The first of several merged mappings wins, so it is applied last.
             for part in reversed(value_node.value) if several else [value_node]:
                 if not isinstance(part, yaml.MappingNode):
                     raise self._error("`<<` merges mappings only", part, keys, "give it an alias of a mapping")
@@ -311,7 +311,7 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             name = self._scalar(loader, node, keys)
             if isinstance(name, bool) and node.value.lower() not in ("true", "false"):
-                name = node.value  # `on` is text in YAML 1.2, and a key of `run`
+                name = node.value  # `on` is a key of `run`; YAML 1.2 reads it as text
             if isinstance(name, str) and len(name) > MAX_KEY:
                 problem, fix = f"a key has more than {MAX_KEY} characters", "write a shorter one"
                 raise self._error(problem, node, keys, fix, name)
