@@ -1,5 +1,5 @@
-"""Before a run: imports, meaning, a try on each device, the machine.
+"""Checks before a run: the study file against its code, likely mistakes, a trial run on each device, the machine.
 
-Imports from trial and below. Used from above: `checks` (all of a study file's checks), `meaning`, `preflight`,
-`doctor`, `json_schema` and `findings`.
+Imports from trial and below. The packages above use `checks` (all checks of a study file), `meaning`,
+`preflight`, `doctor`, `json_schema` and `findings`.
 """

@@ -1,4 +1,4 @@
-"""What to write in place of an argument that a target does not take."""
+"""Finds the fix for an argument that a target does not take."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, Final
 from hpo.config.paths import nearest, suggest_name
 from hpo.trial.callbacks import CALLBACKS
 
-#: Ends of the names of classes that stand in for each other in a section.
+#: How the names of classes end that can replace each other in a section.
 _ALIKE: Final = {"loss": "Loss", "optimizer": "", "lr_scheduler": "LR"}
 _FOLLOWS_STUDY: Final = {"monitor": "study.metric", "mode": "study.direction"}
 _MOST: Final = 3
-#: What other libraries call an argument of torch's.
+#: Arguments of torch by their names in other libraries.
 _ALSO_CALLED: Final = {"learning_rate": "lr", "lr_rate": "lr", "l2": "weight_decay", "wd": "weight_decay"}
 
 
 def fix_of_argument(
     name: str, taken: Collection[str], section: str, target: Callable[..., Any], label: str
 ) -> str:
-    """The fix of an argument that a target does not take.
+    """The fix for an argument that a target does not take.
 
     Args:
         name: The argument.
-        taken: Those it takes.
+        taken: The arguments that the target takes.
         section: The section of the study file.
-        target: The target.
-        label: How the study file calls it.
+        target: The class or function.
+        label: The target's name in the study file.
     """
     called = _ALSO_CALLED.get(name, name)
     name = called if called in taken else name
@@ -46,7 +46,7 @@ def fix_of_argument(
 
 
 def _others_with(name: str, section: str, target: Callable[..., Any]) -> list[str]:
-    """Classes of torch, of the kind of a section, that take an argument of this name; none where they are many."""
+    """Torch's classes for a section that take an argument of this name; empty if they are many."""
     end = _ALIKE.get(section)
     package = ".".join(target.__module__.split(".")[:2])
     module = sys.modules.get(package)

@@ -25,16 +25,16 @@ from trainer.step.groups import PARAMETERS
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-#: What the trainer itself hands to each section's target: always, or to plain functions only.
+#: The arguments that the trainer itself passes to each section's target.
 _SUPPLIED = {"optimizer": ("params",), "lr_scheduler": ("optimizer",)}
-#: Keys of sections that are for the service, and no arguments of their targets.
+#: Keys of sections that hpo reads, and that are not arguments of their targets.
 _OURS = {"optimizer": OPTIMIZER_KEYS, "lr_scheduler": SCHEDULER_KEYS}
-# The optimizer is not there yet when what is inside a scheduler is made.
+# A scheduler inside another one is built before that one, without an optimizer.
 _OVER_OTHERS = (
     "let a function beside the study file make them all, as `lr_scheduler: {_target_: model.schedule}`: it gets "
     "the optimizer as its first argument; for a warm-up write `warmup: …` beside one scheduler's arguments"
 )
-#: What is handed over by name to a target that has such a parameter.
+#: The argument that a section's target gets by name, if it has a parameter of this name.
 _SUPPLIED_BY_NAME = {"objective": SESSION, "step": "update"}
 _SUPPLIED_TO_FUNCTIONS = {
     "loader": ("samples",),
@@ -49,10 +49,10 @@ def check_spec(spec: StudySpec, *, search: bool = True) -> list[Finding]:
 
     Args:
         spec: The study.
-        search: Also check what the search space may set; otherwise the base config must be complete alone.
+        search: Also check what the search space may set; otherwise the base config must be complete by itself.
 
     Returns:
-        Warnings: what can't be checked before it runs.
+        Warnings about what can't be checked before it runs.
 
     Raises:
         InputError: A target can't be imported, or does not fit its arguments.
@@ -68,7 +68,7 @@ def check_spec(spec: StudySpec, *, search: bool = True) -> list[Finding]:
 
 @dataclass
 class _Node:
-    """A place with a ``_target_``: the base config's arguments there, and the entries that search below it."""
+    """A place with a ``_target_``: its arguments in the base config, and the search-space entries below it."""
 
     keys: Keys
     base: dict[str, Any]
@@ -125,7 +125,7 @@ class _Checker:
                 self.errors.append(self.spec.error("unknown callback", path=path, fix=fix))
 
     def _attach(self, path: str, nodes: dict[Keys, _Node]) -> None:
-        """Give a search entry to the nearest node above its path; it must exist elsewhere otherwise."""
+        """Add a search entry to the nearest node above its path; without one, the config must have the path."""
         keys = split_path(path)
         missing = object()
         for depth in range(len(keys) - 1, 0, -1):
@@ -141,7 +141,7 @@ class _Checker:
         raise self.spec.error("names nothing in the config", path=here, fix=fix)
 
     def _fix_of_callback(self, name: str) -> str:
-        """What makes a callback searchable that the file does not list."""
+        """The fix for an entry that searches a callback which the file does not list."""
         if name in self.callbacks:
             return f"list it, `callbacks: {{{name}: {{}}}}`, so that the base config has it too"
         return suggest_name(name, self.callbacks, what="built in are") + "; or list your own with its `_target_`"
@@ -149,7 +149,7 @@ class _Checker:
     def _check_node(self, node: _Node) -> None:
         switch = self.space.params.get(node.switch) if self.space else None
         if TARGET in node.base or node.keys[0] == "callbacks":
-            # Where the target is searched, the base config must still be a run of its own.
+            # If the target is searched, the base config's own target is checked without the searched arguments.
             changes = switch or any(node.keys[: len(keys)] == keys for keys in self._sections)
             own = _Call(self, node, node.base.get(TARGET), [] if changes else node.searched)
             with collected(self.errors):
@@ -164,7 +164,7 @@ class _Checker:
 
     @property
     def _sections(self) -> dict[Keys, tuple[Any, ...]]:
-        """Choices that may be lists and mappings, by the keys that they are set at."""
+        """The choices of entries that have lists or mappings among them, by the entries' keys."""
         entries = self.spec.config.search_space.items() if self.space else ()
         return {
             split_path(path): entry.choices
@@ -173,7 +173,7 @@ class _Checker:
         }
 
     def _check_sections(self) -> None:
-        """What lists and mappings among the choices name, with all that may be set below them."""
+        """Check the targets in lists and mappings among the choices, with the entries that set values in them."""
         assert self.space is not None
         for keys, choices in self._sections.items():
             path = join_path(keys)
@@ -198,7 +198,7 @@ class _Checker:
                 yield path
 
     def always_holds(self, path: str, switch: str) -> bool:
-        """Whether an entry that may be active with a target always is active with it."""
+        """Whether an entry is active in every trial with a target, and not only in some."""
         assert self.space is not None
         when = self.space.params[path].when
         return all(other == switch or other not in self.space.params for other in when)
@@ -206,7 +206,7 @@ class _Checker:
 
 @dataclass
 class _Call:
-    """One target with all that may be given to it; ``written`` where it does not stand at its node's keys."""
+    """One target with all arguments that it may get; ``written`` is its place, if other than its node's keys."""
 
     checker: _Checker
     node: _Node
@@ -283,7 +283,7 @@ class _Call:
 
     @property
     def _by_name(self) -> str | None:
-        """The parameter by which the target takes what it is handed over by name; None for other targets."""
+        """The parameter that hpo passes to the target by name; None if there is none."""
         section, *below = self.node.keys
         return None if below else _SUPPLIED_BY_NAME.get(str(section))
 
@@ -307,12 +307,12 @@ class _Call:
 
     @property
     def _is_top(self) -> bool:
-        """Whether it is what a section makes: the one thing, or one of several by name."""
+        """Whether the node is its section's own: the only one, or one of several by name."""
         section, *below = self.node.keys
         return len(below) == is_several(getattr(self.checker.spec.config, str(section), None))
 
     def _is_ours(self, name: str) -> bool:
-        """Whether a key is for the service, and no argument of the target."""
+        """Whether hpo reads a key, which is no argument of the target then."""
         section, *below = self.node.keys
         if section in _OURS and self._is_top:
             return name in _OURS[str(section)]
@@ -336,7 +336,7 @@ class _Call:
         positional = [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
         args = self.node.base.get(ARGS) or []
         here = {*positional[: supplied or len(args)], *self.node.base, self._by_name}
-        # A misspelt one is said already.
+        # A misspelt argument is reported already.
         here |= {nearest(name, [item.name for item in parameters]) for name, _ in self._given()}
         for path in self.searched:
             if self.checker.always_holds(path, self.node.switch):
@@ -352,7 +352,7 @@ class _Call:
 
 
 def once(errors: Sequence[InputError]) -> Iterator[InputError]:
-    """The errors, of a module that fails when it is imported only the first."""
+    """The errors, with only the first of several about the same failed import."""
     said = set()
     for error in errors:
         if not (error.problem.startswith("importing ") and error.problem in said):

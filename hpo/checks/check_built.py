@@ -1,4 +1,4 @@
-"""Finding out before anything runs what torch's optimizers and schedulers refuse when they are built."""
+"""Builds torch's optimizers and schedulers before a run, to find arguments that they refuse."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from hpo.config.targets import TARGET, TargetResolver, instantiate
 from hpo.errors import InputError
 from trainer.error_text import error_text
 
-#: Of a real range's width, how far from an end it is tried.
+#: How far inside its ends a real range is tried, as a share of its width.
 _INSIDE: Final = 1e-6
 _SECTIONS: Final = {"optimizer": OPTIMIZER_KEYS, "lr_scheduler": SCHEDULER_KEYS}
 
 
 class _Refusal(NamedTuple):
-    """What can't be built.
+    """A part of a config that can't be built.
 
     Attributes:
-        section: Of the study file.
+        section: The section of the study file.
         target: The class.
-        problem: Why, in its own words.
+        problem: The class's own error text.
     """
 
     section: str
@@ -45,8 +45,8 @@ class _Refusal(NamedTuple):
 def check_built(spec: StudySpec, *, search: bool) -> None:
     """Refuse an argument with which torch's optimizer or scheduler can't be built, or the schedule can't step.
 
-    Each is built over one weight. Of a searched range both ends are tried, of choices all. Such a value is refused
-    where it fails beside the base config's other values, and beside those at each end of the space.
+    Each is built over one weight. It tries both ends of a searched range, and all choices. A searched value is
+    refused only if it fails with the base config's other values, and with those at either end of the space.
 
     Args:
         spec: The study.
@@ -73,10 +73,10 @@ def check_built(spec: StudySpec, *, search: bool) -> None:
 
 
 def _searched(space: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
-    """What is searched of the two sections: path, choice or end, and the value to try for it.
+    """The searched values of the two sections: the path, the choice or end, and the value to try for it.
 
-    No trial draws the very end of a real range, such as 1.0 for a momentum below 1. What conditions hold back from
-    its ends is left out.
+    Real ranges are tried just inside their ends: no trial draws an end itself, such as 1.0 for a momentum below
+    1. Parameters in `where`, which may exclude their ends, are left out.
     """
     for path, entry in space.params.items():
         if split_path(path)[0] in _SECTIONS and not any(path in condition.names for condition in space.where):
@@ -86,7 +86,7 @@ def _searched(space: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _points(space: SearchSpace, path: str, value: Any) -> Iterator[dict[str, Any]]:
-    """Points with a value: all else as in the base config, at the low ends, and at the high ends."""
+    """Points with this value: the others as in the base config, at their low ends, and at their high ends."""
     forced, pending = {path: label(value)}, [path]
     while pending:
         for other, wanted in space.params[pending.pop()].when.items():
@@ -104,14 +104,14 @@ def _value_of(values: Mapping[str, Any], path: str, _: Any) -> Any:
 
 
 def _refused(resolver: TargetResolver, config: Mapping[str, Any]) -> _Refusal | None:
-    """What of torch's can't be built from a config; None where all can, or where it is not known."""
+    """The optimizer or scheduler of torch that can't be built from a config; None if both can, or if not known."""
     optimizer_node, scheduler_node = (config[section] for section in _SECTIONS)
     if not _is_plain(optimizer_node, "torch.optim."):
         return None
     section, node = "optimizer", optimizer_node
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a schedule steps before its optimizer
+            warnings.simplefilter("ignore")  # here the schedule steps before its optimizer
             optimizer = instantiate(resolver, _arguments(section, node), [torch.nn.Parameter(torch.zeros(1, 1))])
             if _is_plain(scheduler_node, "torch.optim.lr_scheduler."):
                 section, node = "lr_scheduler", scheduler_node
@@ -136,7 +136,7 @@ def _arguments(section: str, node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(node: Mapping[str, Any] | None, package: str) -> bool:
-    """Whether a section builds one thing of torch's, for all weights alike, from values that are known."""
+    """Whether a section builds one class of torch, without parameter groups, from values that are known."""
     if node is None or not str(node.get(TARGET, "")).startswith(package) or node.get("groups"):
         return False
     return next(lengths_in(node), None) is None and not any(isinstance(value, dict) for value in node.values())
@@ -145,7 +145,7 @@ def _is_plain(node: Mapping[str, Any] | None, package: str) -> bool:
 def _at_its_argument(
     spec: StudySpec, resolver: TargetResolver, config: Mapping[str, Any], refusal: _Refusal
 ) -> InputError:
-    """The error of the base config, at the argument without which there is none."""
+    """The error of the base config, located at the argument without which it builds."""
     section, node = refusal.section, config[refusal.section]
     given = [key for key in _arguments(section, node) if key != TARGET]
     without = [key for key in given if _refused(resolver, _config_without(config, section, key)) is None]
@@ -159,7 +159,7 @@ def _at_its_argument(
     fix = "write a value that it takes"
     value = node[guilty[0]]
     if is_import_path(value) and lookup(config, split_path(value)) is not None:
-        fix = f'write `{guilty[0]}: "${{{value}}}"`'  # a path of the study file, whose value is meant
+        fix = f'write `{guilty[0]}: "${{{value}}}"`'  # a dotted path in place of the value there
     elif default is not inspect.Parameter.empty:
         fix += f"; without the key it is {default}"
     return spec.error(problem, path=join_path((section, guilty[0])), value=value, fix=fix)

@@ -1,4 +1,4 @@
-"""Finding out before anything runs what building a trial's callbacks would refuse."""
+"""Builds a trial's callbacks before a run, to find what they refuse."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _NEEDED: Final = "outcomes and resuming depend on it"
 def check_callbacks(
     spec: StudySpec, broken: Collection[str], errors: list[InputError]
 ) -> tuple[set[str], list[Finding]]:
-    """Refuse to do without a callback that a study needs, and arguments that a built-in one refuses.
+    """Refuse to switch off a required callback, and arguments that a built-in callback refuses.
 
     Args:
         spec: The study.
         broken: Sections, and parts of them as ``callbacks.ema``, that are known to be wrong: they are left out.
-        errors: What is refused is added here: a callback is switched off, lacks another or can't be made, also
-            with a value that is searched, or follows a metric that nothing records.
+        errors: Gets an error for each callback that is switched off but required, lacks another one, can't be
+            built (also with a searched value), or follows a metric that nothing records.
 
     Returns:
-        Names of the metrics that the built-in callbacks write; warnings about those that are followed.
+        The names of the metrics that the built-in callbacks write; warnings about metrics that callbacks follow.
     """
     for name, row in CALLBACKS.items():
         if row.required and spec.config.callbacks.get(name) is False:
@@ -65,7 +65,7 @@ def check_callbacks(
 
 
 def _check_steps(spec: StudySpec) -> None:
-    """Refuse a console that is to print single steps, which nothing records."""
+    """Refuse a console that prints single steps if no callback records them."""
     run = configured(spec.base_config())
     every = run.get("console", {}).get("every_n_steps")
     if every is not None and "step_metrics" not in run and not any(TARGET in node for node in run.values()):
@@ -99,20 +99,20 @@ def _check_followed(
     path: str,
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Look for what records the metrics that a callback, or a class of the user's, says it follows."""
+    """Check that something records the metrics that a callback, or a class of the user's, declares to follow."""
     names = set(names_in(getattr(callback, "reads", ())))
     if isinstance(callback, NaNDetection):
         names |= set(callback.metrics)
     if isinstance(callback, type) and issubclass(callback, Callback) and isinstance(arguments.get("monitor"), str):
         names.add(arguments["monitor"])
-    # What a callback follows because the study does is looked at as the study's.
+    # The study's own metrics are checked separately.
     wanted = sorted(names - {"*", *spec.study.goals})
     found = ((metric, _given_at(path, arguments, metric)) for metric in wanted)
     return [item for metric, place in found for item in check_metric(spec, written, metric, path=place)]
 
 
 def _given_at(path: str, arguments: Mapping[str, Any], metric: str) -> str:
-    """The argument of a callback that names a metric; the callback, where its class says what it follows."""
+    """The path of the callback's argument that names a metric; the callback's path if its class names it."""
     for name, value in arguments.items():
         if metric in (value if isinstance(value, list) else [value]):
             return join_path((*split_path(path), name))
@@ -127,10 +127,10 @@ def _refuse_without(name: str, config: Mapping[str, Any]) -> None:
 def _check_search(
     builder: Builder, place: RunPlace, broken: Collection[str], errors: list[InputError]
 ) -> list[tuple[str, Callback]]:
-    """Try the choices and ends of what is searched in the trainer, the loader and the built-in callbacks.
+    """Try all choices and ends of the entries of the trainer, the loader and the built-in callbacks.
 
     Returns:
-        The callbacks that this makes, each with the path of what is searched.
+        The callbacks that were built, each with its entry's path.
     """
     spec, made = builder.spec, []
     for path, param in SearchSpace.from_spec(spec).params.items():

@@ -1,4 +1,4 @@
-"""Whether the forks of a study's scheduler can load what their parents have saved, found by building models."""
+"""Builds models to check that a scheduler's forks can load the weights of their parents."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hpo.search.schedulers.pbt.scheduler import Pbt
 from hpo.search.valid_points import ValidPoints
 from trainer.data.random_state import rng_state, set_rng_state
 
-#: Points among which two are looked for that differ in one parameter, where `where` forbids most.
+#: With `where`, how many points are drawn to find one where a parameter can have two of its values.
 _TRIES: Final = 100
 
 
 def check_forks(spec: StudySpec) -> None:
-    """Refuse a parameter that forks change if the model has other weights with another value of it.
+    """Refuse a parameter that forks change if the shapes of the model's weights depend on it.
 
     Raises:
-        InputError: There is one; or the scheduler can't be made.
+        InputError: There is such a parameter, or the scheduler can't be built.
     """
     scheduler = make_scheduler(spec)
     if not isinstance(scheduler, Pbt):
@@ -45,7 +45,7 @@ def check_forks(spec: StudySpec) -> None:
 
 
 def _points(space: SearchSpace, path: str) -> Sequence[Mapping[str, Any]]:
-    """A point for each choice or end of one parameter, with the same values of all others."""
+    """A point for each choice or end of one parameter, with the same values for all others."""
     values = list(dict.fromkeys(values_or_ends(space.params[path])))
     lowest = space.draw(lambda each, _: values_or_ends(space.params[each])[0])
     drawn = ValidPoints(space, random.Random(0))

@@ -1,4 +1,4 @@
-"""Checks a study's metrics: how each is computed, that names differ, and that what is followed is recorded."""
+"""Checks a study's metrics: how each is computed, that names differ, and that the metrics in use are recorded."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from hpo.config.targets import TARGET, TargetResolver
 from trainer.metrics.objects import METHODS, is_object
 from trainer.recorded import names_in
 
-#: Words in the names of metrics whose value for a set is no mean of their values for its batches.
+#: Words in the names of metrics whose value for a data set is not the mean of its batches' values.
 _OF_THE_SET: Final = frozenset(
     {
         *(
@@ -58,7 +58,7 @@ def check_metrics(spec: StudySpec, broken: Collection[str] = ()) -> list[Finding
         broken: Sections, and parts of them as ``metrics.accuracy``, that are known to be wrong: they are left out.
 
     Returns:
-        Warnings of functions that are hardly meant as means over batches.
+        Warnings about functions whose mean over batches is probably not meant.
 
     Raises:
         InputError: An object is given ``over``, a class makes no metrics, or the step records a metric's name.
@@ -94,7 +94,7 @@ def check_metrics(spec: StudySpec, broken: Collection[str] = ()) -> list[Finding
 
 
 def _means_of_batches(spec: StudySpec, name: str, node: dict[str, Any]) -> Iterator[Finding]:
-    """A function that gets one batch at a time, and whose name says that it needs the whole set."""
+    """Warn about a function that gets one batch at a time, but by its name needs the whole data set."""
     words = {word for text in (name, node[TARGET]) for word in _WORD.findall(text.lower())}
     if "over" not in node and words & _OF_THE_SET:
         problem = (
@@ -105,7 +105,7 @@ def _means_of_batches(spec: StudySpec, name: str, node: dict[str, Any]) -> Itera
 
 
 def recorded_metrics(spec: StudySpec, extra: Collection[str]) -> list[str]:
-    """The metrics that every epoch records: losses, lr, those of `metrics`, `step`, callbacks, and `extra`."""
+    """The metrics that every epoch records: losses, lr, those of `metrics`, `step` and callbacks, and `extra`."""
     resolver = TargetResolver(spec.folder)
     named = list(spec.config.metrics)
     if spec.config.step is not None:
@@ -123,12 +123,12 @@ def check_metric(
 ) -> list[Finding]:
     """Refuse a metric that nothing records: the study's, or the one that `path` names.
 
-    What a step of one's own records beside its loss is not known before it runs, unless it says so in an attribute
-    ``records``: a warning.
+    The metrics that a user's step records beside its loss are only known before a run if it has an attribute
+    ``records``; without it, there is a warning.
 
     Args:
         spec: The study.
-        extra: What further callbacks write.
+        extra: The metrics that callbacks write.
         metric: The metric; None: the study's.
         path: Where it is written.
 
@@ -151,7 +151,7 @@ def check_metric(
 
 
 def _of_each_optimizer(spec: StudySpec, known: Collection[str]) -> Iterator[str]:
-    """What is recorded of each of several optimizers; the norms are those of a step that updates them by name."""
+    """The metrics of each of several optimizers; gradient norms only with a `step`, which updates them by name."""
     optimizers = spec.config.optimizer
     if optimizers is None or not is_several(optimizers):
         return
@@ -162,7 +162,7 @@ def _of_each_optimizer(spec: StudySpec, known: Collection[str]) -> Iterator[str]
 
 
 def _set_that_may_record(metric: str, known: Collection[str]) -> str | None:
-    """Name of the validation set, beside the first, that ``metric`` would be a number of; None: of none."""
+    """The name of a further validation set that ``metric`` may belong to; None if it can't."""
     for name in (each.removeprefix("val_") for each in known if each.startswith("val_")):
         found = re.fullmatch(rf"val_(\w+)_{re.escape(name)}", metric)
         if found:

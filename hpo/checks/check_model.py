@@ -1,4 +1,4 @@
-"""Checks that a study's model is one that the Trainer trains, before anything runs."""
+"""Checks before a run that the Trainer can train a study's model, and that files of weights exist."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _WEIGHTS: Final = "trainer.weights.path"
 
 
 def check_model(spec: StudySpec, *, search: bool) -> None:
-    """Refuse a model that has a trainer of its own, also among those that the search space may set.
+    """Refuse a model that needs its own trainer, also among the choices of the search space.
 
     Raises:
-        InputError: It is a LightningModule.
+        InputError: A model is a LightningModule.
     """
     entry = SearchSpace.from_spec(spec).params.get(f"model.{TARGET}") if search else None
     others = entry.choices if isinstance(entry, CategoricalParam) else ()
@@ -30,9 +30,9 @@ def check_model(spec: StudySpec, *, search: bool) -> None:
 
 
 def check_weights(spec: StudySpec, *, search: bool) -> None:
-    """Refuse a file of weights that is not there, also among those that the search space may set.
+    """Refuse a file of weights that does not exist, also among the choices of the search space.
 
-    Where an engine places agents, their machines may have what this one lacks.
+    Not checked if an engine places agents: their machines may have the file.
 
     Raises:
         InputError: There is no such file.

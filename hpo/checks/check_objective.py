@@ -17,23 +17,23 @@ from hpo.trial.named_in import draws_parameters, names_in
 from hpo.trial.training_code import SESSION, takes_session
 
 _SWITCH: Final = f"objective.{TARGET}"
-#: How the names of frameworks' callbacks end.
+#: The end of the names of hpo's callbacks for other frameworks.
 _CALLBACK: Final = "Callback"
 
 
 def check_parameters(spec: StudySpec) -> None:
-    """Refuse a function that draws its parameters itself beside a search space, and one that does not without.
+    """Refuse a function that draws its parameters itself beside a search space, or one that does not without it.
 
-    It comes before the arguments are checked, for what is wrong there often comes from this.
+    This runs before the check of the arguments, whose errors are often a consequence.
 
     Raises:
-        InputError: It is so, or it is no plain function, or draws parameters and takes no trial.
+        InputError: One of these is so, or the function is not plain, or it draws parameters but takes no trial.
     """
     assert spec.config.objective is not None
     name = str(spec.config.objective[TARGET])
     try:
         function = TargetResolver(spec.folder).resolve(name)
-    except InputError:  # `check_spec` says so, with its line
+    except InputError:  # `check_spec` reports it with its line
         return
     _check_target(spec, name, function)
     draws = draws_parameters(function)
@@ -55,7 +55,7 @@ def check_parameters(spec: StudySpec) -> None:
 
 
 def check_objective(spec: StudySpec, *, search: bool) -> list[Finding]:
-    """Refuse what can't train a trial, and a scheduler that pauses trials of what can't save a checkpoint.
+    """Refuse an objective that can't train a trial, or can't save a checkpoint though a scheduler pauses trials.
 
     Args:
         spec: The study; its ``objective`` fits its arguments, see `hpo.checks.check.check_spec`.
@@ -65,7 +65,7 @@ def check_objective(spec: StudySpec, *, search: bool) -> list[Finding]:
         Warnings: a pruner or a scheduler without effect.
 
     Raises:
-        InputError: The objective is no plain function, takes nothing, or can't be paused.
+        InputError: The objective is not a plain function, takes no arguments, or can't be paused.
     """
     node = spec.config.objective
     assert node is not None
@@ -86,19 +86,19 @@ def check_objective(spec: StudySpec, *, search: bool) -> list[Finding]:
 
 
 def _argument(function: Callable[..., Any]) -> str:
-    """An argument that could be searched, for an example."""
+    """An argument that could be searched, as an example in a fix."""
     try:
         names = [name for name in inspect.signature(function).parameters if name != SESSION]
-    except (ValueError, TypeError):  # a function of C that does not say
+    except (ValueError, TypeError):  # a function of C without a signature
         names = []
     return names[0] if names else "lr"
 
 
 def _without_effect(spec: StudySpec, name: str, function: Callable[..., Any]) -> Iterator[Finding]:
-    """A pruner, where nothing is reported; a scheduler that pauses, where nothing is saved."""
+    """Warn about a pruner if the function reports nothing, and about a pausing scheduler if it saves nothing."""
     names = names_in(function)
     if takes_session(function) and any(each.endswith(_CALLBACK) for each in names):
-        return  # a callback of a framework reports and saves
+        return  # hpo's callback for a framework reports and saves
     pruner = spec.study.pruner
     written = spec.is_written("study.pruner") and pruner.prunes
     if written and not (takes_session(function) and "report" in names):
@@ -137,7 +137,7 @@ def _check_pauses(spec: StudySpec, name: str, function: Callable[..., Any]) -> N
     section = spec.study.scheduler
     if section is None or takes_session(function):
         return
-    make_scheduler(spec)  # an unknown name is said first
+    make_scheduler(spec)  # an unknown name is reported first
     raise spec.error(
         f"pauses trials, and `{name}` can't resume: it has no parameter `{SESSION}` to save checkpoints with",
         path="study.scheduler",

@@ -15,14 +15,14 @@ _RATE: Final = "lr"
 
 
 def check_rates(spec: StudySpec, *, search: bool) -> None:
-    """Refuse a learning rate that is a text, true or a list: torch fails on it in words that name no place.
+    """Refuse a learning rate that is a text, true or a list: torch's own error does not name the place.
 
     Args:
         spec: The study.
         search: Also look at the choices of the search space.
 
     Raises:
-        InputError: One is no number.
+        InputError: A learning rate is not a number.
     """
     rates = list(_rates(spec.base_config()[_SECTION], (_SECTION,)))
     for path, entry in spec.config.search_space.items() if search else ():
@@ -40,7 +40,7 @@ def check_rates(spec: StudySpec, *, search: bool) -> None:
 
 
 def _rates(node: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:
-    """All that is written as a learning rate in a section: of groups, and of optimizers inside others, too."""
+    """All learning rates in a section, including those of groups and of nested optimizers."""
     for key, value in node.items() if isinstance(node, dict) else ():
         if key == _RATE:
             yield (*keys, key), value

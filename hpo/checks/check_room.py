@@ -1,4 +1,4 @@
-"""Checks that what is searched below another entry has a place in each value that this one may set."""
+"""Checks entries below another entry: each needs a place in every value that the other entry may set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpo.errors import InputError
 
 
 def check_room(spec: StudySpec, space: SearchSpace) -> Iterator[InputError]:
-    """An error for each entry that may be drawn where another one sets a value without such a part."""
+    """An error for each entry that may be active together with a value that has no place for it."""
     places = {split_path(path): path for path in space.params}
     for keys, path in places.items():
         for depth in range(1, len(keys)):
@@ -28,9 +28,9 @@ def check_room(spec: StudySpec, space: SearchSpace) -> Iterator[InputError]:
 
 
 def _has_room(choice: Any, keys: Keys, depth: int) -> bool:
-    """Whether a value at the first ``depth`` of some keys can have a part at all of them."""
+    """Whether a value set at the first ``depth`` keys has a place for all `keys`."""
     if choice is None:
-        return keys[0] == "callbacks"  # one with its defaults
+        return keys[0] == "callbacks"  # null is a callback with its defaults
     try:
         assign({"choice": copy_plain(choice)}, ("choice", *keys[depth:]), None)
     except PathError:

@@ -1,4 +1,4 @@
-"""Everything about a study that can be found out without running it: imports, then meaning."""
+"""Runs all checks of a study that need no training: the study file against its code, then likely mistakes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from hpo.trial.callbacks import CALLBACKS
 
 
 def check_study(spec: StudySpec, *, search: bool = True) -> list[Finding]:
-    """Check a study that `load_spec` has read, before anything of it runs.
+    """Check a study that `load_spec` has read, without running it.
 
     Args:
         spec: The study.
         search: Also check what the search space may set; otherwise the base config must be complete alone.
 
     Returns:
-        Warnings: what can't be checked before it runs, and likely mistakes.
+        Warnings about what can't be checked before it runs, and about likely mistakes.
 
     Raises:
         InputError: An import path, an argument, a schedule, a metric or a callback does not fit.
@@ -49,12 +49,12 @@ def check_study(spec: StudySpec, *, search: bool = True) -> list[Finding]:
 
 
 def all_that_is_wrong(path: Path, overrides: Sequence[str], error: InputError) -> InputError:
-    """An error of a study file's structure, with what is wrong between the rest of the file and the code it names.
+    """Combine an error of a study file's structure with those between the valid rest of the file and its code.
 
     Args:
         path: The study file.
-        overrides: Those of the command line.
-        error: What reading it has raised.
+        overrides: The overrides of the command line.
+        error: The error that reading the file has raised.
     """
     spec, others = load_fitting(path, overrides)
     structure, imports = [*each_error(error), *others], list[InputError]()
@@ -62,7 +62,7 @@ def all_that_is_wrong(path: Path, overrides: Sequence[str], error: InputError) -
         with collected(imports):
             check_imports(spec)
     known = tuple(item.path for item in structure)
-    # A section may be said to be empty because its wrong entries were left out.
+    # A section may look empty because its invalid entries were left out.
     new = (item for item in imports if not item.path.startswith(known) and not _encloses(item.path, known))
     return together([*structure, *new])
 
@@ -72,7 +72,7 @@ def _encloses(path: str, others: Iterable[str]) -> bool:
 
 
 def check_imports(spec: StudySpec, *, search: bool = True) -> list[Finding]:
-    """The first part of `check_study`: the study file against the code that it names.
+    """The first part of `check_study`: check the study file against the code that it names.
 
     Raises:
         InputError: An import path, an argument, a schedule, a metric or a callback does not fit.
@@ -102,13 +102,13 @@ def _places_of(error: InputError) -> list[str]:
     """The section that an error is in, and its part: ``callbacks`` and ``callbacks.ema``."""
     first, *rest = split_path(error.path) if error.path else ("",)
     if first == "search_space" and rest:
-        with contextlib.suppress(PathError):  # it is no path, which is the error
+        with contextlib.suppress(PathError):  # the error is that it is not a path
             first, *rest = split_path(str(rest[0]))
     return [str(first), *([f"{first}.{rest[0]}"] if rest else [])]
 
 
 def _check_trainer(spec: StudySpec, broken: set[str], errors: list[InputError], *, search: bool) -> list[Finding]:
-    """What a study trains with the Trainer, as far as nothing broken hides it: metrics, schedule, callbacks."""
+    """Check what the Trainer uses, without the broken parts: model, metrics, rates, schedule, forks, callbacks."""
     found: list[Finding] = []
     if "model" not in broken:
         with collected(errors):
@@ -124,7 +124,7 @@ def _check_trainer(spec: StudySpec, broken: set[str], errors: list[InputError], 
     if not broken & {"optimizer", "lr_scheduler", "search_space"}:
         with collected(errors):
             check_schedule(spec, search=search)
-            if len(errors) == known:  # what it would say of these is said in better words
+            if len(errors) == known:  # the checks above have clearer errors
                 check_built(spec, search=search)
     if search and not broken & {"model", "search_space"}:
         with collected(errors):
@@ -132,7 +132,7 @@ def _check_trainer(spec: StudySpec, broken: set[str], errors: list[InputError], 
     written, followed = check_callbacks(spec, broken, errors)
     found += followed
     own = {f"callbacks.{name}" for name in spec.config.callbacks.keys() - CALLBACKS.keys()}
-    if not broken & {"step", *own}:  # either may record any metric
+    if not broken & {"step", *own}:  # a step or a user's callback may record any metric
         found += _check_goals(spec, written, errors)
     return found
 
@@ -169,11 +169,11 @@ def _check_database(spec: StudySpec) -> None:
 
 
 def check_search(spec: StudySpec) -> None:
-    """Start the study in a database that is thrown away: sampler, pruner, and anything else that a start refuses.
+    """Start the study in a temporary database, to find what a start would refuse: sampler, pruner and others.
 
     Raises:
-        InputError: What `hpo run` would raise.
-        StudyError: As well.
+        InputError: `hpo run` would raise it.
+        StudyError: `hpo run` would raise it.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="hpo-check-") as folder:
@@ -182,10 +182,10 @@ def check_search(spec: StudySpec) -> None:
 
 
 def check_output_dir(spec: StudySpec) -> None:
-    """Refuse an output folder that can't be made or written to; nothing is left in it.
+    """Refuse an output folder that can't be created or written to; leaves nothing in it.
 
     Raises:
-        InputError: It is so.
+        InputError: The folder can't be used.
     """
     problem = refused_writing(spec.output_dir)
     if problem is not None:

@@ -1,4 +1,4 @@
-"""Asking a database whether it is there, which version it has, and whether a study can be kept in it."""
+"""Checks whether a database can be reached, which version it has, and whether it can store a study."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _SAID: Final = {
     Tables.OUTDATED: "has the tables of an earlier version: the next command brings them up to date",
     Tables.PRESENT: "has the tables",
 }
-#: Seconds for a connection, and for an answer.
+#: The time limit in seconds for a connection, and for an answer.
 _SECONDS: Final = 5
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a database said.
+    """The state of a database.
 
     Attributes:
         found: Where it is, its version, and whether it has the tables.
-        fix: What to do; empty where nothing is.
+        fix: What to do; empty if nothing.
     """
 
     found: str
@@ -49,7 +49,7 @@ class Answer:
 
 
 def ask(url: str) -> Answer:
-    """Ask a database; nothing is written to it, and no file is made.
+    """Ask a database for its state; writes nothing to it, and creates no file.
 
     Raises:
         InputError: The URL can't be used.
@@ -70,14 +70,14 @@ def ask(url: str) -> Answer:
 
 
 def check_stored(spec: StudySpec) -> list[Finding]:
-    """What a run would meet in the study's database, which is asked as by `ask`.
+    """Warnings about what would stop a run at the study's database; like `ask`, this writes nothing.
 
-    Agents of an engine may reach one that this machine does not, and a person may accept what has changed: it is
-    said, and stops nothing.
+    They are only warnings: an engine's agents may reach a database that this machine does not, and a person may
+    accept a change.
     """
     try:
         parsed = normalize_url(spec.storage_url)
-    except InputError:  # said with the imports
+    except InputError:  # `check_imports` reports it
         return []
     file = sqlite_file(parsed)
     if file is not None and not file.exists():
@@ -86,7 +86,7 @@ def check_stored(spec: StudySpec) -> list[Finding]:
         with explained(parsed):
             _version(parsed)
             tables = tables_of(parsed)
-        # Of tables of an earlier version nothing is read: that would bring them up to date.
+        # Tables of an earlier version are not opened: that would migrate them.
         refusals = _refusals(spec) if tables is Tables.PRESENT else []
     except StudyError as error:
         problem, _, fix = str(error).partition("\n  fix: ")
@@ -95,14 +95,14 @@ def check_stored(spec: StudySpec) -> list[Finding]:
 
 
 def _refusals(spec: StudySpec) -> list[InputError]:
-    """Why a run would refuse to resume the study of this name as it is here; none where it would, or begins it."""
+    """Why a run would refuse to resume the stored study with this file and code; empty if it would not."""
     storage = open_storage(spec.storage_url, create=False)
     try:
         study_id = storage.get_study_id_from_name(spec.study.name)
         stored = storage.get_study_user_attrs(study_id)
         with storage.engine.connect() as conn:
             has_begun = ledger.has_begun(conn, study_id)
-    except KeyError:  # there is none
+    except KeyError:  # there is no such study
         return []
     finally:
         storage.close()
@@ -133,7 +133,7 @@ def _version(url: sa.URL) -> str:
 
 
 def _impatient(url: sa.URL) -> dict[str, Any]:
-    """Arguments of the engine, with less time for an answer than a study takes."""
+    """The engine's arguments, with a shorter time limit than a study has."""
     arguments = engine_kwargs(url)
     connect = dict(arguments["connect_args"])
     limits = ("timeout", "connect_timeout", "read_timeout", "write_timeout")

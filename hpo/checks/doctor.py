@@ -1,4 +1,4 @@
-"""Looking over what a study needs around it: versions, GPUs, the database, W&B, disk, limits of the system."""
+"""Examines the machine for a study: versions, GPUs, the database, W&B, disk, limits of the system."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hpo.wording import gib
 Status = Literal["ok", "warning", "error"]
 
 _PACKAGE: Final = "hpo-service"
-#: Packages whose versions decide whether a study can be run and looked at.
+#: Packages whose versions are shown: a study runs, or is shown, with them.
 _WATCHED: Final = ("torch", "optuna", "optuna-dashboard", "sqlalchemy")
 _GIB: Final = 2**30
 _LOW_DISK: Final = 5 * _GIB
@@ -40,13 +40,13 @@ _SHARED: Final = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: What it is.
-        status: ``error`` where no study can run like this.
+        name: What was checked.
+        status: ``error`` if no study can run like this.
         found: What was found.
-        fix: What to do; empty where nothing is.
+        fix: What to do; empty if nothing.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Line:
 
 
 def examine(spec: StudySpec | None = None, *, storage: str | None = None) -> list[Line]:
-    """Look everything over.
+    """Run all checks.
 
     Args:
-        spec: The study that is to run; without it, what holds for any study.
-        storage: URL of the database; the study's when left out.
+        spec: The study; None for checks that hold for any study.
+        storage: The database's URL; None for the study's.
     """
     url = storage if storage is not None or spec is None else spec.storage_url
     folder = Path.cwd() if spec is None else spec.output_dir
@@ -94,7 +94,7 @@ def _versions() -> Iterator[Line]:
 
 
 def _requirements() -> list[Requirement]:
-    """What the package itself asks for, without its extras."""
+    """The requirements of the package itself, without its extras."""
     asked = [Requirement(text) for text in metadata.requires(_PACKAGE) or ()]
     return [requirement for requirement in asked if requirement.marker is None]
 
@@ -141,7 +141,7 @@ def _gpu(index: int) -> Line:
 
 
 def _driver() -> str:
-    """The NVIDIA driver's version; empty where there is none."""
+    """The NVIDIA driver's version; empty without a driver."""
     if not _DRIVER.exists():
         return ""
     words = _DRIVER.read_text(errors="replace").partition("\n")[0].split()

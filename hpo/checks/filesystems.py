@@ -1,4 +1,4 @@
-"""Which file system a path is on, whether SQLite can be trusted there, and whether it can be written to."""
+"""Finds a path's file system, whether SQLite is safe on it, and whether a folder can be written to."""
 
 import os
 import tempfile
@@ -7,7 +7,7 @@ from typing import Final
 
 from hpo.storage.engines import normalize_url, sqlite_file
 
-#: Shared by several machines: a write-ahead log needs memory that all its processes see, and locks that hold.
+#: File systems shared by machines: a write-ahead log needs reliable locks, and memory that all processes see.
 NETWORK_TYPES: Final = frozenset(
     {
         *("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs", "fuse.s3fs"),
@@ -18,10 +18,10 @@ NETWORK_TYPES: Final = frozenset(
 
 
 def file_system_type(path: Path, mountinfo: str) -> str:
-    """The type of the file system that holds an absolute path; empty where the table doesn't say.
+    """The type of the file system of an absolute path; empty if the table has no entry for it.
 
     Args:
-        path: It need not exist.
+        path: The path, which need not exist.
         mountinfo: The kernel's table of mounts, as in ``/proc/self/mountinfo``.
     """
     longest, found = -1, ""
@@ -30,26 +30,27 @@ def file_system_type(path: Path, mountinfo: str) -> str:
         if not separator:
             continue
         point = Path(_unescaped(before.split()[4]))
-        # The last line of a mount point is the mount on top.
+        # The last line for a mount point is the mount that is visible.
         if path.is_relative_to(point) and len(point.parts) >= longest:
             longest, found = len(point.parts), after.split()[0]
     return found
 
 
 def _unescaped(field: str) -> str:
-    """The kernel writes blanks and backslashes as octal numbers."""
+    """Decode a field of the table, in which the kernel writes blanks and backslashes as octal numbers."""
     for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
         field = field.replace(code, character)
     return field
 
 
 def network_file_system(url: str, mountinfo: str | None = None) -> str | None:
-    """The type of the network file system that a study database lies on; None where it lies on no such one.
+    """The type of the network file system that a study database is on; None if it is on none.
 
-    SQLite's log and locks work on one machine only: there, several machines or a lost lock can damage the file.
+    SQLite's log and locks work on one machine only: on a network file system, several machines or a lost lock can
+    damage the file.
 
     Args:
-        url: The database.
+        url: The database's URL.
         mountinfo: See `file_system_type`; by default this machine's.
     """
     file = sqlite_file(normalize_url(url))
@@ -63,15 +64,15 @@ def network_file_system(url: str, mountinfo: str | None = None) -> str | None:
 
 
 def nearest_folder(path: Path) -> Path:
-    """A path itself where it exists, or else the nearest one above it that does, as far as this user can see."""
+    """The path itself if it exists, else the nearest existing folder above it, as far as this user can see."""
     # Unlike Path.exists, this is False where this user may not look.
     return next(each for each in (path, *path.parents) if os.path.exists(each))  # noqa: PTH110
 
 
 def writing_error(folder: Path) -> OSError | None:
-    """Why a folder can't be written to, or can't be made; None where it can. Nothing is left there.
+    """Why a folder can't be written to or created; None if it can. Leaves nothing there.
 
-    Permissions alone do not tell: root has all of them in ``/proc``, too.
+    It tries to write, since permissions alone are not enough: root has all of them in ``/proc``, too.
     """
     try:
         with tempfile.TemporaryFile(dir=nearest_folder(folder)):
@@ -81,7 +82,7 @@ def writing_error(folder: Path) -> OSError | None:
 
 
 def refused_writing(folder: Path) -> str | None:
-    """The same in words."""
+    """The result of `writing_error` as text."""
     error = writing_error(folder)
     if error is None:
         return None

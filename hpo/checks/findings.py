@@ -1,4 +1,4 @@
-"""Finding: something in a study file that people should know before it runs, though it does run."""
+"""Defines Finding: a warning about a study file that can be run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpo.errors import InputError
 
 @dataclass(frozen=True)
 class Finding:
-    """A warning about one place of a study file; its text is laid out as that of an `InputError`.
+    """A warning about one place in a study file; its text has the layout of an `InputError`.
 
     Attributes:
         problem: What is odd, as one short clause.
@@ -43,6 +43,6 @@ def finding(spec: StudySpec, problem: str, *, path: str, value: Any = "", fix: s
 
 
 def as_finding(error: InputError) -> Finding:
-    """What an error says, where it stops nothing."""
+    """An error as a warning."""
     file = None if error.file is None else str(error.file)
     return Finding(error.problem, error.path, file, error.line, error.value, error.fix)

@@ -1,8 +1,8 @@
-"""The JSON Schema of study.yaml, for editors: what pydantic knows of it, and what pydantic can't know.
+"""Builds the JSON Schema of study.yaml for editors, from pydantic's schema and what pydantic can't know.
 
-Pydantic sees a study file after its interpolations are resolved; an editor sees the text. So wherever a number, a
-switch or one of a few words is wanted, ``${trainer.max_epochs}`` is right as well. Names of samplers, pruners,
-schedulers and callbacks, with the callbacks' arguments, come from the code that offers them.
+Pydantic sees a study file after its interpolations are resolved; an editor sees the text. So the schema also
+accepts an interpolation, such as ``${trainer.max_epochs}``, in place of a number, a switch or one of a few words.
+The names of samplers, pruners, schedulers and callbacks, and the callbacks' arguments, come from their code.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hpo.trial.callbacks import CALLBACKS
 
 _INTERPOLATION: Final = "Interpolation"
 _REFERENCE: Final = {"$ref": f"#/$defs/{_INTERPOLATION}"}
-#: Types whose values are no text, or only some texts.
+#: Types that don't accept a text.
 _NARROW: Final = frozenset({"integer", "number", "boolean"})
-#: Keys of a schema that say something about a value, rather than which values there are.
+#: Keys of a schema that describe a value without restricting it.
 _ABOUT: Final = ("title", "description", "default", "examples")
 #: Sections that may be empty: all of their keys have defaults.
 _OR_NOTHING: Final = ("RunSection", "ResourcesSection", "LoaderSection", "TrainerSection")
@@ -46,7 +46,7 @@ def study_schema() -> dict[str, Any]:
         definitions[name]["type"] = ["object", "null"]
     for name in ("metrics", "callbacks", "search_space"):
         sections[name]["type"] = ["object", "null"]
-    for node in (sections["where"], study["n_trials"]):  # as many trials as `epochs` allows
+    for node in (sections["where"], study["n_trials"]):  # null: as many trials as `epochs` allows
         node["anyOf"] = [*node["anyOf"], {"type": "null"}]
     definitions[_INTERPOLATION] = {
         "type": "string",
@@ -63,8 +63,8 @@ def study_schema() -> dict[str, Any]:
 
 
 def _open(node: dict[str, Any]) -> dict[str, Any]:
-    """The schema, with an interpolation wherever a narrow scalar is wanted; descriptions stay outside."""
-    if "const" in node:  # the `type` by which an entry of the search space is described from others
+    """The schema, which also accepts an interpolation in place of a narrow scalar; descriptions stay outside."""
+    if "const" in node:  # the `type` that distinguishes entries of the search space
         return node
     node = _inside(node)
     if not _is_narrow(node):
@@ -76,7 +76,7 @@ def _open(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inside(node: dict[str, Any]) -> dict[str, Any]:
-    """The same for what lies in a mapping or a list."""
+    """The schema of a mapping or list, with `_open` applied to its parts."""
     changed: dict[str, Any] = {}
     if "properties" in node:
         changed["properties"] = {name: _open(value) for name, value in node["properties"].items()}
@@ -95,7 +95,7 @@ def _is_narrow(node: Mapping[str, Any]) -> bool:
 
 
 def _named(node: Mapping[str, Any], known: Mapping[str, type], *more: str) -> dict[str, Any]:
-    """A sampler or a pruner: its name alone, or a mapping with its arguments; the names are offered."""
+    """The schema of a sampler or pruner: its name, which editors complete, or a mapping with its arguments."""
     names = [*more, *known, *(kind.__name__ for kind in known.values())]
     others = f"^{PREFIX}|^({'|'.join(map(_any_case, known))})$"
     name = {
@@ -107,12 +107,12 @@ def _named(node: Mapping[str, Any], known: Mapping[str, type], *more: str) -> di
 
 
 def _any_case(name: str) -> str:
-    """A pattern of a name in small letters, capitals or both."""
+    """A pattern for a name in lower case, upper case or both."""
     return "".join(f"[{each}{each.upper()}]" if each.isalpha() else each for each in name)
 
 
 def _scheduler(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a scheduler, which has no default name."""
+    """The schema of a scheduler, which has no default name."""
     name = {"anyOf": [{"enum": [*SCHEDULERS, NO_SCHEDULER]}, _REFERENCE], "description": "Its name."}
     return _name_or_mapping(node, {"name": name}, "name")
 
@@ -151,7 +151,7 @@ def _arguments(kind: type, signature: inspect.Signature) -> dict[str, Any]:
         default = parameter.default
         if default is not parameter.empty and isinstance(default, bool | int | float | str | None):
             argument["default"] = default
-        if type(default) is bool:  # a number's default may be whole where any number is right
+        if type(default) is bool:  # not for numbers: an integer default does not exclude fractions
             argument |= {"anyOf": [{"type": "boolean"}, _REFERENCE]}
         found[name] = argument
     return found
@@ -162,7 +162,7 @@ def _summary(kind: type) -> str:
 
 
 def _argument_texts(kind: type) -> dict[str, str]:
-    """What the docstring's section ``Args`` says of each argument."""
+    """The texts of a docstring's ``Args`` section, by argument."""
     _, _, rest = (inspect.getdoc(kind) or "").partition("\nArgs:\n")
     texts: dict[str, str] = {}
     name = ""

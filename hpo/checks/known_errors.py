@@ -1,4 +1,4 @@
-"""What errors of torch mean that people meet when data, model and loss do not fit, and what to do."""
+"""Explains torch's errors for data, model and loss that do not fit together, and gives their fixes."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _FIXES: Final = (
         r"a layer takes \2 features and gets \1: give the model the size of the data",
     ),
 )
-#: How torch's losses warn of shapes that they broadcast, the targets' before the outputs'.
+#: The warning of torch's losses about shapes that they broadcast; it names the targets before the outputs.
 _BROADCAST: Final = re.compile(
     r"target size \(torch\.Size\(\[(.*?)\]\)\) that is different to the input size \(torch\.Size\(\[(.*?)\]\)\)"
 )
 
 
 def fix_of(message: str) -> str:
-    """What to do about an error's message; empty where it is none of those known."""
+    """The fix for an error's message; empty if the message is not known."""
     for pattern, fix in _FIXES:
         if match := re.search(pattern, message):
             return match.expand(fix) if "\\" in fix else fix
@@ -58,10 +58,7 @@ def fix_of(message: str) -> str:
 
 
 def broadcast_in(warning: str) -> tuple[str, str] | None:
-    """What torch's warning of a loss of outputs and targets of different shapes means, and what to do.
-
-    None where it is another warning.
-    """
+    """The problem and fix of torch's warning that a loss broadcasts outputs and targets; None for others."""
     match = _BROADCAST.search(warning)
     if match is None:
         return None
@@ -72,7 +69,7 @@ def broadcast_in(warning: str) -> tuple[str, str] | None:
         fix = "return the targets as `y.squeeze(-1)`, or the model's outputs as `outputs.unsqueeze(-1)`"
     else:
         fix = "let the model's outputs and the targets have one shape"
-    if outputs[0] == targets[0]:  # batches differ in size
+    if outputs[0] == targets[0]:  # batch sizes differ, so `batch` is shown
         outputs[0] = targets[0] = "batch"
     shapes = f"outputs of shape [{', '.join(outputs)}] and targets of shape [{', '.join(targets)}]"
     return f"{shapes} are broadcast: the loss compares samples with the targets of others", fix

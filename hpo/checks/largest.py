@@ -1,4 +1,4 @@
-"""The largest config that a trial may draw, which decides whether all of a study fits into a device's memory; and
+"""Finds the largest config that a trial may draw, which decides whether a study fits into a device's memory, and
 the smallest."""
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from hpo.search.valid_points import ValidPoints
 
 #: Sections that decide about the size of a run.
 _SIZES: Final = ("data", "loader", "model", "loss", "step")
-#: Points among which the largest that satisfies `where` is looked for, and draws for each.
+#: With `where`, how many points are drawn to find the largest one, and how many draws each may take.
 _POINTS: Final = 500
 _TRIES: Final = 1_000
 
 
 def largest_params(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
-    """Every searched number that makes a run larger, at its high end; the base config's choice of all else."""
+    """The high end of each searched number that makes a run larger."""
     return _extreme(spec, space, max)
 
 
 def smallest_params(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
-    """These numbers at their low end."""
+    """The low end of each searched number that makes a run larger."""
     return _extreme(spec, space, min)
 
 
@@ -47,7 +47,7 @@ def _extreme(spec: StudySpec, space: SearchSpace, best: Callable[..., Any]) -> d
 
 
 def _allowed(space: SearchSpace, sizes: Sequence[str], best: Callable[..., Any]) -> dict[str, Any]:
-    """Of many points that satisfy `where`, these parameters of the one with their largest or least product."""
+    """These parameters of the drawn point that satisfies `where` and has their largest or smallest product."""
     points = ValidPoints(space, random.Random(0))
     drawn = (points.found({}, _TRIES) for _ in range(_POINTS))
     found = [{path: point[path] for path in sizes if path in point} for point in drawn if point is not None]
@@ -55,7 +55,7 @@ def _allowed(space: SearchSpace, sizes: Sequence[str], best: Callable[..., Any])
 
 
 def _end(entry: ParamSpec, best: Callable[..., Any]) -> float | None:
-    """The largest or the least number of an entry; None where its choices are no numbers."""
+    """The largest or smallest number of an entry; None if its choices are not all numbers."""
     if not isinstance(entry, CategoricalParam):
         end = best(entry.low, entry.high)
         return float(end) if isinstance(entry, FloatParam) else int(end)

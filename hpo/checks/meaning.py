@@ -1,4 +1,4 @@
-"""What a study file says that is allowed, and yet hardly meant: schedules that do not fit, ranges of no use."""
+"""Warns about likely mistakes in a valid study file, such as schedules that do not fit, or useless ranges."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hpo.search.schedulers.pbt.scheduler import Pbt
 from hpo.storage.engines import display_url
 from hpo.wording import count_of
 
-#: Learning rates outside of which an optimizer stands still or diverges, by its class's name. Generous: what is
-#: warned about is a slip of a unit or a digit, not a bold choice. Optimizers that scale their steps by themselves
-#: (Adadelta, Prodigy, …) are not among them.
+#: Learning rates outside of which an optimizer learns nothing or diverges, by its class's name. They are wide: the
+#: warning is for a wrong unit or digit, not for a bold choice. Optimizers that scale their own steps (Adadelta,
+#: Prodigy, …) are left out.
 _ADAPTIVE: Final = (1e-8, 1.0)
 _SENSIBLE_LR: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Lion"), _ADAPTIVE),
@@ -35,17 +35,17 @@ _SENSIBLE_LR: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(("SGD", "ASGD", "SGDScheduleFree"), (1e-8, 10.0)),
 }
 _ABSENT: Final = object()
-#: The span, high over low, from which on steps of equal size leave most of the orders of magnitude unseen.
+#: The ratio of high to low from which a linear range leaves most orders of magnitude unsearched.
 _DECADES: Final = 1000
-#: Bytes; a process that has imported torch takes more.
+#: In bytes; a process that has imported torch takes more.
 _LEAST_MEMORY: Final = 64 * 2**20
-#: Bytes; the checkpoint of a model with a single weight takes 17 kB.
+#: In bytes; the checkpoint of a model with a single weight takes 17 kB.
 _LEAST_CHECKPOINT: Final = 10_000
-#: Samplers that go through every point.
+#: Samplers that try every point.
 _GRIDS: Final = (SAMPLERS["grid"], SAMPLERS["brute_force"])
-#: Samplers that are named for the points that they draw, not for how well they search.
+#: Samplers that people choose for the points that they draw, not for how well they search.
 _CHOSEN_FOR_POINTS: Final = (*_GRIDS, SAMPLERS["partial_fixed"])
-#: Ends of names of metrics that are better when larger, and when smaller.
+#: How the names of metrics end that are better when larger; and of those that are better when smaller.
 _LARGER: Final = ("accuracy", "auc", "auroc", "f1", "iou", "dice", "precision", "recall", "r2", "bleu")
 _SMALLER: Final = ("loss", "error", "mae", "mse", "rmse", "perplexity")
 
@@ -55,8 +55,8 @@ def check_meaning(spec: StudySpec, *, search: bool = True) -> list[Finding]:
 
     Args:
         spec: The study.
-        search: Also look at the search space, the sampler, the pruner and where the study is kept; otherwise at
-            what a single training uses.
+        search: Also check the search space, the sampler, the pruner and the storage; otherwise only what a single
+            training uses.
     """
     reader = Reader(spec, spec.base_config(), spec.search_space if search else {})
     training = _TRAINING if spec.config.objective is None else (_direction,)
@@ -79,7 +79,7 @@ def _patience(reader: Reader) -> Findings:
 
 
 def _learning_rate(reader: Reader) -> Findings:
-    if is_several(reader.config["optimizer"]):  # of a GAN, say, whose rates are others
+    if is_several(reader.config["optimizer"]):  # of a GAN, say, with other usual rates
         return
     entry = reader.space.get("optimizer.lr")
     base = reader.number("optimizer", "lr")
@@ -112,14 +112,14 @@ def _shown(entry: ParamSpec | None, base: Any) -> Any:
 
 
 def _optimizers(reader: Reader) -> list[str]:
-    """Names of the optimizers that trials may use."""
+    """The names of the optimizers that trials may use."""
     entry = reader.space.get("optimizer._target_")
     chosen = entry.choices if isinstance(entry, CategoricalParam) else (reader.config["optimizer"][TARGET],)
     return [str(item).rpartition(".")[2] for item in chosen]
 
 
 def _lr_limits(reader: Reader) -> tuple[float, float] | None:
-    """What at least one of the optimizers can use; None where one is not known."""
+    """The learning rates that at least one of the optimizers can use; None if one has no known limits."""
     known = [_SENSIBLE_LR.get(name) for name in _optimizers(reader)]
     if None in known:
         return None
@@ -139,7 +139,7 @@ def _direction(reader: Reader) -> Findings:
 
 
 def _modes(reader: Reader) -> Findings:
-    """Of what follows another metric than the study's, less is better unless ``mode`` says otherwise."""
+    """Callbacks that follow another metric than the study's: for them less is better, unless ``mode`` is set."""
     for name, key in (("early_stopping", "monitor"), ("loss_prediction", "metric")):
         node = reader.config["callbacks"].get(name)
         metric = node.get(key) if isinstance(node, dict) and TARGET not in node else None
@@ -206,7 +206,7 @@ def _sampler(reader: Reader) -> Findings:
     which = "the only trial is" if study.n_trials == 1 else f"all {study.n_trials} trials are"
     yield from _startup(reader, "sampler", SAMPLERS, f"{which} drawn at random")
     if known_class(study.sampler.name, SAMPLERS) not in _GRIDS or reader.spec.where:
-        return  # how many points `where` and dependent bounds leave is known once all are listed
+        return  # the number of points that `where` and dependent bounds leave is not known here
     sizes = [_points(entry) for entry in reader.space.values() if not entry.when]
     least = prod(size for size in sizes if size is not None)
     if None not in sizes and least > study.n_trials:
@@ -217,7 +217,7 @@ def _sampler(reader: Reader) -> Findings:
 
 
 def _points(entry: ParamSpec) -> int | None:
-    """Values of an entry; None for a continuous one, which a grid refuses."""
+    """The number of an entry's values; None for a continuous entry, which a grid refuses."""
     if isinstance(entry, CategoricalParam):
         return len(entry.choices)
     if entry.step is None:
@@ -241,9 +241,9 @@ def _pruner(reader: Reader) -> Findings:
 
 
 def _startup(reader: Reader, part: str, known: Mapping[str, type], problem: str) -> Findings:
-    """A sampler or a pruner that would begin its work when the study is over."""
+    """A sampler or a pruner with at least as many startup trials as the study has trials."""
     study = reader.spec.study
-    if study.warm_start is not None:  # its trials are those it begins after
+    if study.warm_start is not None:  # the trials of the other study count as startup trials
         return
     section, key = getattr(study, part), "n_startup_trials"
     name = chosen_sampler(reader.spec).name if part == "sampler" else section.name
@@ -252,7 +252,7 @@ def _startup(reader: Reader, part: str, known: Mapping[str, type], problem: str)
     if key not in parameters:
         return
     given = section.kwargs.get(key)
-    # A default is worth a word where the file's own number is too small for it, not for a quick try.
+    # A default is worth a warning if the file's own `n_trials` is too small, not that of an override.
     if given is None and not reader.written("study.n_trials"):
         return
     first = parameters[key].default if given is None else given
@@ -271,10 +271,10 @@ def _workers(reader: Reader) -> Findings:
 
 
 def _length(reader: Reader) -> Findings:
-    """A budget of epochs of which each trial may take all that is left."""
+    """A budget of epochs, if each trial may use up all that is left."""
     spec = reader.spec
     is_known = spec.trial_epochs or spec.longest_trial
-    # A scheduler grants epochs by the rung.
+    # A scheduler grants epochs in portions.
     if spec.study.epochs is None or spec.run.workers == 1 or is_known or spec.study.scheduler is not None:
         return
     problem = "trials train one after another: how many epochs a trial has is not known, so each may take all"
@@ -283,7 +283,7 @@ def _length(reader: Reader) -> Findings:
 
 
 def _population(reader: Reader) -> Findings:
-    """A population that forks nothing, or leaves workers without work."""
+    """A population that forks no trial, or that leaves workers idle."""
     section, study, run = reader.spec.study.scheduler, reader.spec.study, reader.spec.run
     if section is None or section.name != "pbt":
         return
@@ -304,7 +304,7 @@ def _population(reader: Reader) -> Findings:
 
 
 def _rungs(reader: Reader) -> Findings:
-    """A first rung at which a trial has ended."""
+    """A first rung that is not before a trial's end."""
     section = reader.spec.study.scheduler
     given = None if section is None else section.kwargs.get("first_rung")
     if isinstance(given, int) and reader.epochs is not None and given >= reader.epochs > 1:
@@ -321,7 +321,7 @@ def _timeouts(reader: Reader) -> Findings:
 
 
 def _engine(reader: Reader) -> Findings:
-    """What is said to an engine, where there is none."""
+    """Settings for an engine without an engine."""
     run = reader.spec.run
     if run.on is not None:
         return
@@ -334,7 +334,7 @@ def _engine(reader: Reader) -> Findings:
 
 
 def _memory(reader: Reader) -> Findings:
-    """A limit that a trial exceeds before it trains."""
+    """A memory limit that a trial exceeds before it trains."""
     given = reader.spec.run.trial_memory
     if given is not None and given < _LEAST_MEMORY:
         problem = "no trial can train: torch alone takes more than that"
@@ -342,7 +342,7 @@ def _memory(reader: Reader) -> Findings:
 
 
 def _quota(reader: Reader) -> Findings:
-    """Room on the disk for no checkpoint."""
+    """A disk quota that is smaller than any checkpoint."""
     given = reader.spec.run.disk_quota
     if given is not None and given < _LEAST_CHECKPOINT:
         problem = "no checkpoint fits: that of the smallest model takes more"
@@ -350,7 +350,7 @@ def _quota(reader: Reader) -> Findings:
 
 
 def _overridden(reader: Reader) -> Findings:
-    if reader.spec.study.baseline:  # the base config is a trial, then
+    if reader.spec.study.baseline:  # then the base config is a trial
         return
     for path, entry in reader.space.items():
         value = lookup(reader.config, split_path(path), _ABSENT)

@@ -1,4 +1,4 @@
-"""How much memory a run takes: a GPU's by torch's own count, else by how far this process grows."""
+"""Measures the memory that a run takes: on a GPU by torch's count, else by how far this process grows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpo.wording import gib
 
 _STATUS: Final = Path("/proc/self/status")
 _RESET: Final = Path("/proc/self/clear_refs")
-#: What makes the kernel forget the highest amount of memory that a process has had.
+#: Written to `clear_refs`, it makes the kernel reset a process's peak memory.
 _FORGET_PEAK: Final = "5"
 
 
@@ -23,7 +23,7 @@ class PeakMemory:
     """The most memory in use since the last `reset`.
 
     Args:
-        device: Whose memory; for anything but a CUDA device it is the main memory of this process.
+        device: The device; for any but a CUDA device, the main memory of this process is measured.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,23 +31,23 @@ class PeakMemory:
         self._before = psutil.Process().memory_info().rss
 
     def reset(self) -> None:
-        """Forget the peak so far."""
+        """Reset the peak."""
         if self._device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]  # before that there is nothing to forget
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
-            with contextlib.suppress(OSError):  # a kernel or a container that does not let us: the old peak stays
+            with contextlib.suppress(OSError):  # refused by the kernel or a container: the old peak stays
                 _RESET.write_text(_FORGET_PEAK)
 
     def peak(self) -> int:
-        """Bytes: allocated on the GPU, or those by which this process has grown since this was made."""
+        """The peak in bytes: memory allocated on the GPU, or this process's growth since `__init__`."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         return max(0, _highest() - self._before)
 
     def too_little(self, spec: StudySpec, workers: int, each: int) -> list[Finding]:
-        """A finding where so many workers with so many bytes each need more than there is."""
+        """A finding if so many workers, with so many bytes each, need more memory than there is."""
         if self._device.type == "cuda":
             there, where = torch.cuda.get_device_properties(self._device).total_memory, str(self._device)
         else:
@@ -59,7 +59,7 @@ class PeakMemory:
 
 
 def _highest() -> int:
-    """The most main memory that this process has had; what it has now where the system does not say."""
+    """The peak main memory of this process; its current memory if the system does not report the peak."""
     if _STATUS.exists():
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -1,4 +1,4 @@
-"""Trying a study out: a few batches on each device, from the data to a checkpoint."""
+"""Tries a study out on each device: trains a few batches, from the data to a checkpoint."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ from trainer.step.parts import is_compiled
 
 
 def preflight(spec: StudySpec, slots: Sequence[Slot]) -> list[DevicePreflight]:
-    """Train a few batches of the base config on each device, and of the largest one that may be drawn.
+    """Train a few batches of the base config on each device, and of the largest config that may be drawn.
 
-    Nothing is left behind: files go to a folder that is removed, the storage is not opened, and callbacks that
-    send to other services (W&B, MLflow, notifier) are left out.
+    It leaves nothing behind: files go to a folder that is removed, the storage is not opened, and callbacks that
+    send data to other services (W&B, MLflow, notifier) are left out.
 
     Args:
         spec: The study, checked by `hpo.checks.checks.check_study`.
-        slots: What the workers would use.
+        slots: The slots that the workers would use.
 
     Raises:
-        InputError: The base config does not train; it names the part and the cause.
+        InputError: The base config does not train; the error names the part and the cause.
     """
     builder = Builder(spec)
     space = SearchSpace.from_spec(spec)
@@ -84,7 +84,7 @@ def preflight(spec: StudySpec, slots: Sequence[Slot]) -> list[DevicePreflight]:
 
 
 def _is_seen(slot: Slot) -> bool:
-    """Whether this process sees the first device: of parts of a GPU (MIG) it sees one, however many are named."""
+    """Whether this process sees a slot's first device: of several MIG parts of GPUs, it sees only one."""
     device = torch.device(slot.names[0])
     return device.type != "cuda" or (device.index or 0) < torch.cuda.device_count()
 
@@ -112,15 +112,15 @@ def _on_devices(peers: Peers, space: SearchSpace, slot: Slot, workers: int) -> D
                 notes.append(finding(builder.spec, problem, path="search_space", fix=fix))
     notes += _low_ends(builder, space, device)
     each = max(item.memory_bytes for item in (base, largest) if item)
-    # Of GPUs each has its own memory; processes on the processor share it.
+    # Each GPU has its own memory; on the CPU a trial's processes share it.
     notes += memory.too_little(builder.spec, workers, each if device.type == "cuda" else each * slot.size)
     return DevicePreflight(slot.label, workers, base, largest, notes)
 
 
 def _low_ends(builder: Builder, space: SearchSpace, device: torch.device) -> list[Finding]:
-    """What model and loss refuse at the low ends of their ranges; they are built, and not trained.
+    """Values of model and loss at the low ends of their ranges with which they can't be built; nothing is trained.
 
-    Where the base config can't be built in this way, as without a length that its data has, nothing is known.
+    Empty if the base config can't be built like this either, for example as it needs a length of the data.
     """
     params = smallest_params(builder.spec, space)
     params = {path: value for path, value in params.items() if split_path(path)[0] in ("model", "loss")}
@@ -153,7 +153,7 @@ def _fails(attempt: Callable[[Mapping[str, Any]], object], params: Mapping[str, 
 def _alone(
     params: Mapping[str, Any], attempt: Callable[[Mapping[str, Any]], object]
 ) -> Iterator[tuple[str, Any, InputError]]:
-    """The parameters that fail by themselves, all else being as in the base config."""
+    """The parameters that fail alone, with all others as in the base config."""
     for path, value in params.items():
         try:
             attempt({path: value})
@@ -170,7 +170,7 @@ def _at_its_range(spec: StudySpec, path: str, value: Any, error: InputError) -> 
 def _tried(
     peers: Peers, params: Mapping[str, Any], device: torch.device, memory: PeakMemory, notes: list[Finding]
 ) -> Measured:
-    """Train a few batches with these parameters; what is odd goes to ``notes``."""
+    """Train a few batches with these parameters; warnings are added to ``notes``."""
     builder = peers.builder
     spec = builder.spec
     config = spec.resolve(params)
@@ -214,7 +214,7 @@ def _trained(
         attempt.trainer = trainer
         probe.metrics = trainer.metrics
         if config["trainer"]["compile"] or is_compiled(trainer.model):
-            probe.warmup = 2  # what looks into the first batch has it run as written, and the second one compiled
+            probe.warmup = 2  # hooks that look into the first batch keep it uncompiled; the second compiles
         peers.meet()
         val = tried_batches(trainer, data["val"])
         trainer.fit(data["train"], val)
@@ -225,18 +225,18 @@ def _trained(
 
 @dataclass(frozen=True)
 class _Part:
-    """What a peer does: its part of the same batches.
+    """The work of a peer process: its part of the same batches.
 
     Attributes:
-        config: As resolved.
-        params: What of the search space was set.
+        config: The resolved config.
+        params: The parameters of the search space that were set.
     """
 
     config: Mapping[str, Any]
     params: Mapping[str, Any]
 
     def __call__(self, builder: Builder, seat: Seat) -> None:
-        """Build the trainer, and fit it."""
+        """Build the trainer and fit it."""
         data = builder.data(self.config)
         config = builder.laid_out(self.config, data)
         place = RunPlace(seat.folder, "check", self.params)
@@ -265,13 +265,13 @@ def _measured(
         batches=batches,
         epochs=state.max_epochs,
         epoch_s=whole,
-        # What comes after an epoch is paid once more or less: checkpoints are held to a share of the time.
+        # The time after the epoch counts about once: checkpoints are limited to a share of the time.
         trial_s=None if whole is None else whole * state.max_epochs + (ended - probe.validated),
     )
 
 
 def _after(attempt: Attempt, folder: Path) -> list[Finding]:
-    """What the short run has shown, and whether a checkpoint of it comes back as it was."""
+    """The findings of the short run, and of saving and loading its checkpoint."""
     trainer, probe, spec = attempt.trainer, attempt.probe, attempt.builder.spec
     assert trainer is not None
     notes = check_span(spec, attempt.config, trainer.state.total_steps)
@@ -294,11 +294,11 @@ def _after(attempt: Attempt, folder: Path) -> list[Finding]:
 
 
 def _check_goals(attempt: Attempt, trainer: Trainer) -> None:
-    """Refuse a metric of the study that the epoch has not recorded as a finite number."""
+    """Refuse a metric of the study if the epoch has not recorded a finite number for it."""
     spec, recorded = attempt.builder.spec, trainer.state.metrics
     for metric in (*spec.study.goals, *(bound.metric for bound in spec.study.bounds)):
         if metric in recorded and is_object(trainer.metrics.get(metric.partition("_")[2])):
-            continue  # of the few batches that were tried it may have no value
+            continue  # it may have no value for so few batches
         if best_epoch([recorded], metric, "min") is None:
             seen = f"is {recorded[metric]}" if metric in recorded else "is not recorded"
             path = "study.metric" if spec.study.objectives is None else "study.objectives"
@@ -307,8 +307,8 @@ def _check_goals(attempt: Attempt, trainer: Trainer) -> None:
 
 
 def _small_data(spec: StudySpec, config: Mapping[str, Any], train: Any) -> list[Finding]:
-    """A batch that is larger than the data."""
-    data = train[0] if isinstance(train, tuple) else train  # a tuple of tensors has a sample in each row
+    """A warning if a batch is larger than the data."""
+    data = train[0] if isinstance(train, tuple) else train  # of a tuple of tensors, each row is a sample
     samples = None if is_batched(data) else known_length(data)
     entry = spec.search_space.get("loader.batch_size")
     searched = entry is not None
@@ -324,7 +324,7 @@ def _small_data(spec: StudySpec, config: Mapping[str, Any], train: Any) -> list[
 
 @contextlib.contextmanager
 def _heard(spec: StudySpec, probe: Probe, loss_path: str, notes: list[Finding]) -> Iterator[None]:
-    """Turn what Python and torch warn of while a run is tried out into findings, each said once."""
+    """Turn warnings of Python and torch inside the block into findings, each text once."""
     places = {
         FORWARD: loss_path,
         VALIDATION: loss_path,

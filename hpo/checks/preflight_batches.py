@@ -1,4 +1,4 @@
-"""The few batches of validation data that a study is tried out on."""
+"""Takes the few batches of validation data that a study is tried out with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BATCHES: Final = 8
 
 
 def tried_batches(trainer: Trainer, val: Any) -> Any:
-    """A few batches of the validation data, as far as they are this process's."""
+    """This process's share of a few batches of the validation data."""
 
     def first(one: Any) -> TriedBatches:
         shard = trainer.group.shard(trainer.state)
@@ -29,6 +29,6 @@ class TriedBatches(FirstBatches):
 
     @property
     def scale(self) -> float:
-        """How many times as long all of them take; 1 if unknown."""
+        """How many times as long all batches take; 1 if unknown."""
         length = known_length(self._batches)
         return 1.0 if not length else length / min(length, self._count)

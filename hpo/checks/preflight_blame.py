@@ -1,4 +1,4 @@
-"""Which part of a study file an exception of its code belongs to, and how to say so."""
+"""Finds the part of a study file that an exception comes from, and writes the error for it."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from trainer.metrics.objects import measured_alone, metric_at_work
 from trainer.recorded import MetricError
 from trainer.step.parts import compiled
 
-#: A place in the study file, and what was being done with it.
+#: A place in the study file, and what hpo was doing with it.
 _Stage = tuple[str, str]
 
 _SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
-#: The trainer's files that look at data before the first batch.
+#: The folder of the trainer's files that read the data.
 _OF_DATA: Final = Path(inspect.getfile(batches)).parent
-#: Where callbacks are refused.
+#: The file that refuses callbacks.
 _RUNNER: Final = Path(inspect.getfile(runner))
-#: What to look at where the error comes from a library's code.
+#: The fix by section, for errors in a library's code.
 _HINTS: Final = {
     "data": "return data sets whose items are (inputs, targets), or give a `step` of your own",
     "model": "compare these shapes with those that its first layers take",
@@ -62,7 +62,7 @@ _HINTS: Final = {
     "step": "compare these shapes with those that it takes",
     "callbacks": "correct the callback, or leave it out",
 }
-#: The section at work in a phase that leaves no doubt, and what it was doing.
+#: The section that runs in a phase, and what it does, for phases of a single section.
 _AT_WORK: Final[Mapping[str, _Stage]] = {
     BATCH: ("data", "getting a batch"),
     BACKWARD: ("model", "the backward pass"),
@@ -74,14 +74,14 @@ _AT_WORK: Final[Mapping[str, _Stage]] = {
 
 @dataclass
 class Attempt:
-    """A run that is tried out, as far as it has come.
+    """The state of a run that is tried out.
 
     Attributes:
-        builder: Builds it.
+        builder: Builds the run.
         config: Its resolved config.
-        device: Where it runs.
-        probe: Looks at it.
-        trainer: None as long as it is not built.
+        device: The device that it runs on.
+        probe: The callback that watches it.
+        trainer: The trainer; None until it is built.
     """
 
     builder: Builder
@@ -91,7 +91,7 @@ class Attempt:
     trainer: Trainer | None = None
 
     def explained(self, error: BaseException) -> InputError:
-        """The error with the place in the study file that it comes from."""
+        """An InputError for an exception, at the place in the study file that it comes from."""
         if isinstance(error, InputError):
             return error
         if failure_outcome(error) == Outcome.OUT_OF_MEMORY:
@@ -109,13 +109,13 @@ class Attempt:
         return self._said(*self._at_work(error), error)
 
     def _recorder_of(self, error: BaseException) -> Callback | None:
-        """The callback that recorded what is no metric; its hook is not in the traceback."""
+        """The callback that recorded a value that is not a metric; its hook is not in the traceback."""
         source = error.source if isinstance(error, MetricError) else ""
         callbacks = self.trainer.callbacks.callbacks if self.trainer and source else ()
         return next((callback for callback in callbacks if callback.name == source), None)
 
     def unsaved(self, error: BaseException) -> InputError:
-        """The part of a checkpoint that can't be saved or read back."""
+        """An InputError for the part of a checkpoint that can't be saved or read back."""
         assert self.trainer is not None
         path = "callbacks.checkpoint"
         state = self.trainer.state_dict()
@@ -132,13 +132,13 @@ class Attempt:
         return self.builder.spec.error(f"{problem}: {_first_line(error)}", path=section_of(path), fix=fix)
 
     def _unbuilt(self, error: BaseException) -> _Stage:
-        """The part that can't be built, found by building one after the other again."""
+        """The part that can't be built, found by building the parts again, one by one."""
         if _passed(error, _RUNNER):
             return "callbacks", "taking them"
         return ("data", "making batches of it") if _of_data(error) else _reached(self._building())
 
     def _building(self) -> Iterator[_Stage]:
-        """Build the parts again; each is named before."""
+        """Build the parts again, and yield each before it is built."""
         resolver, config = self.builder.resolver, self.config
         yield "data", "building it"
         self.builder.data(config)
@@ -175,7 +175,7 @@ class Attempt:
         return self._forward(where)
 
     def _forward(self, where: str) -> _Stage:
-        """Whether model, loss, step or a metric fails, found by calling one after the other again."""
+        """Which of model, loss, step and metrics fails, found by calling them again, one by one."""
         assert self.trainer is not None
         batch = self.probe.failed
         if self.config["step"] is not None:
@@ -187,7 +187,7 @@ class Attempt:
             return _reached(self._calling(self.trainer, inputs, targets, where))
 
     def _calling(self, trainer: Trainer, inputs: Any, targets: Any, where: str) -> Iterator[_Stage]:
-        """Call model and metrics again, as far as the run had come; each is named before."""
+        """Call model and metrics again, as far as the run got, and yield each before it is called."""
         yield "model", f"the forward pass{where} (inputs {shapes_of(inputs)})"
         outputs = trainer.model(inputs)
         shapes = f"outputs {shapes_of(outputs)}, targets {shapes_of(targets)}"
@@ -228,13 +228,13 @@ class Attempt:
 
 
 def section_of(part: str) -> str:
-    """The section of a study file that a checkpoint's part comes from: ``callbacks (Name)`` from ``callbacks``."""
+    """The section of a study file for a part of a checkpoint: ``callbacks`` for ``callbacks (Name)``."""
     name = part.partition(" ")[0]
     return "lr_scheduler" if name == "scheduler" else name
 
 
 def _reached(stages: Iterator[_Stage]) -> _Stage:
-    """The stage at which code that has failed in a run fails again, or the last; a Ctrl-C is no failure."""
+    """The stage at which the code fails again, or the last one; Ctrl-C does not count as a failure."""
     stage = next(stages)
     try:
         for stage in stages:  # noqa: B007 - what is looked for
@@ -247,12 +247,12 @@ def _reached(stages: Iterator[_Stage]) -> _Stage:
 
 
 def _of_data(error: BaseException) -> bool:
-    """Whether an exception came from the trainer's own look at the data."""
+    """Whether an exception came from the trainer's own code that reads data."""
     return _passed(error, _OF_DATA)
 
 
 def _passed(error: BaseException, place: Path) -> bool:
-    """Whether an exception came through a file, or one in a folder."""
+    """Whether an exception came through this file, or through a file in this folder."""
     return any(Path(frame.filename).is_relative_to(place) for frame in traceback.extract_tb(error.__traceback__))
 
 
@@ -275,7 +275,7 @@ def _callback_in(trace: TracebackType | None) -> Callback | None:
 
 
 def _own_line(error: BaseException, folder: Path) -> str:
-    """File and line of the study's own code that an exception came from; empty where it is not in there."""
+    """The file and line of the study's own code that an exception came from; empty if none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder.resolve())]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

@@ -1,4 +1,4 @@
-"""What a study costs by a few batches of it: measured on each device, and estimated for the whole of it."""
+"""The costs of a few batches on each device, and the estimate for the whole study."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpo.config.spec import StudySpec
 
 @dataclass(frozen=True)
 class Measured:
-    """What one config does on one device.
+    """The costs of one config on one device.
 
     Attributes:
-        params: What of the search space was set, beside the base config.
-        parameters: Numbers that the model learns.
-        inputs: Shapes of a training batch's tensors.
-        outputs: Shapes of the model's outputs for it.
-        memory_bytes: Peak memory: what torch took of a GPU's, or by how much the process grew.
+        params: The parameters of the search space that were set over the base config.
+        parameters: How many numbers the model learns.
+        inputs: The shapes of a training batch's tensors.
+        outputs: The shapes of the model's outputs for it.
+        memory_bytes: The peak memory: what torch allocated on a GPU, or by how much the process grew.
         batch_s: Seconds a training batch takes.
         batches: Training batches of an epoch; None if unknown.
         epochs: Epochs of a trial.
@@ -42,14 +42,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class DevicePreflight:
-    """What was found on one device.
+    """The results of one device.
 
     Attributes:
         device: Its name.
         workers: How many workers the study would have on it.
-        base: The base config.
-        largest: Every size that is searched at its high end; None where none is, or it does not run.
-        warnings: What does not stop a trial, and yet is not as it should be.
+        base: The costs of the base config.
+        largest: The costs with every searched size at its high end; None if no size is searched, or if that fails.
+        warnings: Findings that don't stop a trial.
     """
 
     device: str
@@ -60,9 +60,9 @@ class DevicePreflight:
 
 
 def estimated_seconds(spec: StudySpec, devices: Sequence[DevicePreflight]) -> float | None:
-    """Seconds for the whole study if no trial ends early, each as slow as the slower config; None if unknown.
+    """Seconds for the whole study if no trial ends early and each has the slower config's costs; None if unknown.
 
-    Where trials differ in length, each is as long as the longest.
+    If trials differ in length, each counts as the longest.
     """
     rate = 0.0
     for device in devices:
@@ -73,12 +73,12 @@ def estimated_seconds(spec: StudySpec, devices: Sequence[DevicePreflight]) -> fl
     workers = sum(device.workers for device in devices)
     if (trials := trials_of_epochs(spec)) is not None:
         return trials / rate
-    # The last round is as long as any, however few trials are left for it.
+    # The last round takes as long as the others, even with fewer trials.
     return math.ceil(spec.study.n_trials / workers) * workers / rate
 
 
 def _longest_s(spec: StudySpec, cost: Measured) -> float | None:
-    """Seconds that the longest trial would take with this config; None if unknown."""
+    """Seconds of the longest trial with this config's costs; None if unknown."""
     if not spec.searches_length or cost.trial_s is None or cost.epoch_s is None:
         return cost.trial_s
     longest = spec.longest_trial
@@ -86,7 +86,7 @@ def _longest_s(spec: StudySpec, cost: Measured) -> float | None:
 
 
 def trials_of_epochs(spec: StudySpec) -> float | None:
-    """How many of the longest trials ``study.epochs`` comes to, if fewer than ``n_trials``; else None."""
+    """How many of the longest trials ``study.epochs`` is enough for, if fewer than ``n_trials``; else None."""
     epochs, each = spec.study.epochs, spec.longest_trial if spec.searches_length else spec.trainer.known_epochs
     if epochs is None or each is None or epochs >= spec.study.n_trials * each:
         return None

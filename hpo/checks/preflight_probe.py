@@ -1,4 +1,4 @@
-"""A callback that looks at the first batches of a run: what is finite, what gets a gradient, how long it takes."""
+"""A callback that watches a run's first batches: which values are finite, what gets a gradient, the times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.metrics.objects import Metric, is_object, measured_alone
 from trainer.recorded import MetricError, number
 from trainer.state import PREFLIGHT
 
-#: What the run was doing last: where an error came from.
+#: The phases of a run, which tell where an error came from.
 START: Final = "start"
 BATCH: Final = "batch"
 FORWARD: Final = "forward"
@@ -30,7 +30,7 @@ SCHEDULER: Final = "lr_scheduler"
 VALIDATION: Final = "validation"
 EPOCH_END: Final = "epoch end"
 
-#: Enough batches to measure how long one takes: so many, or so many seconds' worth.
+#: Batches enough to measure the time of one: this many, or as many as take this many seconds.
 _BATCHES: Final = 50
 _SECONDS: Final = 2.0
 
@@ -38,24 +38,24 @@ Complaint = Callable[[str, str, str], Exception]
 
 
 class Probe(Callback):
-    """Ends the run after its first, short epoch; raises what is found wrong before.
+    """Ends the run after its first, short epoch; raises an error at the first problem.
 
     Args:
-        complain: Makes the exception of (problem, path in the study file, fix).
-        loss_path: Where the study file says what the loss is.
+        complain: Creates the exception for (problem, path in the study file, fix).
+        loss_path: The path of the loss in the study file.
         precision: ``fp16`` lets gradients overflow, which its scaling is for.
 
     Attributes:
-        metrics: The trainer's; to be set before the run.
-        warmup: Batches before those whose time counts; to be set before the run.
-        phase: What the run was doing last.
-        shapes: Shapes of the first batch's tensors.
-        outputs: Shapes of the model's outputs for it.
+        metrics: The trainer's metrics; to be set before the run.
+        warmup: How many first batches are not timed; to be set before the run.
+        phase: The last phase of the run.
+        shapes: The shapes of the first batch's tensors.
+        outputs: The shapes of the model's outputs for it.
         without_gradient: Parameters that got no gradient.
-        untrained: Parameters that got one and that no optimizer has, by the path of whose they are.
-        batches: Batches that were trained.
-        batch_s: Seconds a training batch takes, the first ones left out unless there is no other.
-        ended: The clock when training ended and when validation did.
+        untrained: Parameters that got a gradient but are in no optimizer, by the path of their section.
+        batches: How many batches were trained.
+        batch_s: Seconds of a training batch, without the first ones unless there are no others.
+        ended: The clock at the end of training; ``validated``: at the end of validation.
         failed: The batch in which it failed.
     """
 
@@ -104,7 +104,7 @@ class Probe(Callback):
                 raise self._complain(problem, "data", "clean the data, or fill in what is missing")
 
     def on_before_forward(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
-        """From here on model and loss are at work."""
+        """Enter the phase of model and loss."""
         self.phase = FORWARD
 
     def on_after_forward(self, trainer: TrainerView) -> None:
@@ -119,21 +119,21 @@ class Probe(Callback):
         if state.outputs is not None and isinstance(state.batch, tuple | list):
             with torch.no_grad():
                 for name, metric in self.metrics.items():
-                    if not is_object(metric):  # for one batch alone its value may be none
+                    if not is_object(metric):  # it may have no value for a single batch
                         self._check_metric(name, measured_alone(metric, state.outputs, state.batch[-1]))
 
     def on_before_backward(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
-        """From here on gradients are computed."""
+        """Enter the phase of the gradients."""
         self.phase = BACKWARD
 
     def on_after_backward(self, trainer: TrainerView) -> None:
-        """Look at the gradients of the first batch; a step that makes its own updates has others to come."""
+        """Check the gradients of the first batch; skipped for a step with its own updates: more may follow."""
         if not self.batches and not trainer.state.manual:
             self._check_gradients(trainer.model)
             self._look_for_untrained(trainer)
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
-        """From here on the optimizer is at work."""
+        """Enter the phase of the optimizer."""
         self.phase = OPTIMIZER
 
     def on_after_optimizer_step(self, trainer: TrainerView) -> None:
@@ -145,7 +145,7 @@ class Probe(Callback):
                     raise self._complain(problem, "optimizer", "lower the learning rate")
 
     def on_before_scheduler_step(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
-        """From here on the scheduler is at work."""
+        """Enter the phase of the scheduler."""
         self.phase = SCHEDULER
 
     def on_after_scheduler_step(self, trainer: TrainerView) -> None:
@@ -158,7 +158,7 @@ class Probe(Callback):
             )
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """End the epoch once the batches' time is known."""
+        """End the epoch once enough batches are timed."""
         self.phase = BATCH
         state = trainer.state
         if not self.batches and state.manual:
@@ -180,7 +180,7 @@ class Probe(Callback):
     # ---- the epoch's end
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """Note the time, and see whether what metrics have counted can be saved inside an epoch."""
+        """Record the time, and check that the metrics' states can be saved inside an epoch."""
         trainer.recorder.state_dict()
         self.phase = VALIDATION
         self.ended = self.validated = time.perf_counter()
@@ -201,7 +201,7 @@ class Probe(Callback):
         self.validated = time.perf_counter()
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """Keep the batch, which the trainer lets go."""
+        """Keep the batch, which the trainer will drop."""
         self.failed = trainer.state.batch
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
@@ -266,7 +266,7 @@ def _module_of(step: Any) -> nn.Module | None:
 
 
 def _tensors_of(value: Any) -> list[Tensor]:
-    """The tensors in a value, and in the attributes of an object that is a batch."""
+    """The tensors in a value, including those in the attributes of a batch object."""
     return list(tensors_in(value)) or list(tensors_in(list(attributes_of(value))))
 
 
@@ -277,7 +277,7 @@ def shapes_of(value: Any) -> str:
 
 
 def _counts(trainer: TrainerView) -> bool:
-    """Whether the batch has any weight: where all its targets are ignored, its loss is 0 / 0."""
+    """Whether the batch has any weight: if all its targets are ignored, its loss is 0 / 0."""
     weight = trainer.state.weight
     return weight is None or float(weight) > 0
 
@@ -289,6 +289,6 @@ def _not_finite(tensor: Tensor) -> int:
     values = tensor.detach()
     if values.layout is torch.sparse_coo:
         values = values.coalesce().values()
-    elif values.layout is not torch.strided:  # compressed, or jagged
+    elif values.layout is not torch.strided:  # sparse or jagged
         values = values.values()
     return int((~torch.isfinite(values)).sum())

@@ -1,4 +1,4 @@
-"""Whether a checkpoint of a run that is tried out comes back as it was."""
+"""Checks that a checkpoint of a run that is tried out is the same after saving and loading."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainer.checkpoint.readable import readable
 
 
 def round_trip(attempt: Attempt, trainer: Trainer, folder: Path) -> list[Finding]:
-    """What changes as a checkpoint of a run is saved, read with ``weights_only``, and loaded again.
+    """Warnings about parts of a checkpoint that change when it is saved, read with ``weights_only``, and loaded.
 
     Raises:
-        InputError: It can't be saved and read back.
+        InputError: The checkpoint can't be saved and read back.
     """
-    if trainer.group.strategy == "fsdp":  # whole checkpoints are made within a run, where all ranks meet
+    if trainer.group.strategy == "fsdp":  # its checkpoints need all ranks, inside a run
         if newest_checkpoint([folder / CHECKPOINTS]) is None:
             raise attempt.unsaved(CheckpointError("none that can be read was written"))
         return []

@@ -1,4 +1,4 @@
-"""What the checks for what is hardly meant ask a study for."""
+"""Gives the checks for likely mistakes the values of a study that they need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Findings = Iterator[Finding]
 
 @dataclass(frozen=True)
 class Reader:
-    """A study and what its checks ask it for."""
+    """A study, its base config and its search space, with look-ups for the checks."""
 
     spec: StudySpec
     config: dict[str, Any]
@@ -30,11 +30,11 @@ class Reader:
 
     @property
     def epochs(self) -> int | None:
-        """Epochs of a trial, where they are known and the same for all trials."""
+        """The epochs of a trial, if they are known and the same for all trials; else None."""
         return self.spec.trial_epochs if self.space else self.spec.trainer.known_epochs
 
     def number(self, *keys: str) -> int | float | None:
-        """The base config's number there; None where there is none, or another one is searched."""
+        """The base config's number at these keys; None if it is not a number, or is searched."""
         node: Any = self.config
         for key in keys:
             node = node.get(key) if isinstance(node, dict) else None
@@ -42,18 +42,18 @@ class Reader:
         return node if numeric and join_path(keys) not in self.space else None
 
     def target(self, section: str) -> str:
-        """Name of the class that a section builds; empty where there is none, or several are tried."""
+        """The name of the class that a section builds; empty if there is none, or it is searched."""
         node = self.config[section]
         fixed = isinstance(node, dict) and TARGET in node and join_path((section, TARGET)) not in self.space
         return str(node[TARGET]).rpartition(".")[2] if fixed else ""
 
     def written(self, path: str) -> bool:
-        """Whether the file says it, rather than the command line."""
+        """Whether a value does not come from an override."""
         return self.spec.location(path)[0] != COMMAND_LINE
 
 
 def below(length: float, *, otherwise: str) -> str:
-    """The fix of a span that is not over when a trial is; of a trial of one epoch there is no shorter one."""
+    """The fix for a span that does not end before a trial; it can't be shorter than a trial of one epoch."""
     return f"write less than {length}" if length > 1 else f"let trials be longer, or {otherwise}"
 
 

@@ -1,4 +1,4 @@
-"""Schedules that can't do what the study file says, refused before anything runs."""
+"""Refuses schedules that can't do what the study file says, before a run."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from hpo.trial.run_length import shortfall
 _SECTION: Final = "lr_scheduler"
 _SWITCH: Final = "lr_scheduler._target_"
 _INTERVAL: Final = "lr_scheduler.interval"
-#: Schedulers that set values of the optimizer themselves, with the arguments that they take them from.
+#: Schedulers that set the optimizer's learning rate, with the arguments that they take it from.
 _SETS: Final[Mapping[type, tuple[str, ...]]] = {OneCycleLR: ("max_lr",), CyclicLR: ("base_lr", "max_lr")}
 _MOMENTUM: Final = ("base_momentum", "max_momentum")
-#: What limits a trial's epochs or steps, and may be searched.
+#: The limits of a trial's epochs or steps, which may be searched.
 _LIMITS: Final = ("trainer.max_epochs", "trainer.max_steps")
 
 
 def check_schedule(spec: StudySpec, *, search: bool = True) -> None:
-    """Refuse a schedule that steps without its metric, sets what is searched, or ends before a trial does.
+    """Refuse a schedule that steps without its metric, overwrites a searched value, or ends before a trial does.
 
-    Of several optimizers it must be over one.
+    With several optimizers, each schedule must be of one of them.
 
     Args:
         spec: The study.
         search: Also look at what the search space may set.
 
     Raises:
-        InputError: It does one of these in some trial.
+        InputError: A schedule does one of these in some trial.
     """
     space = SearchSpace.from_spec(spec) if search else None
     for forced in _variants(spec.search_space if search else {}):
@@ -52,12 +52,12 @@ def check_schedule(spec: StudySpec, *, search: bool = True) -> None:
             continue
         if is_several(config["optimizer"]):
             variant.check_match(node, config["optimizer"])
-        if not is_several(node):  # what several do is checked as they are built
+        if not is_several(node):  # several schedulers are only checked by building them
             variant.check()
 
 
 def _variants(entries: Mapping[str, ParamSpec]) -> Iterator[dict[str, Any]]:
-    """Every choice of a scheduler and its interval, where these are searched."""
+    """The parameters of every combination of scheduler and interval that may be drawn."""
     axes = {path: entries[path] for path in (_SECTION, _SWITCH, _INTERVAL) if path in entries}
     choices = [entry.choices for entry in axes.values() if isinstance(entry, CategoricalParam)]
     for values in itertools.product(*choices):
@@ -66,25 +66,25 @@ def _variants(entries: Mapping[str, ParamSpec]) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Variant:
-    """A study with a scheduler of choice."""
+    """A study with one choice of scheduler and interval."""
 
     spec: StudySpec
     space: SearchSpace | None
     forced: Mapping[str, Any]
 
     def point(self, **values: Any) -> dict[str, Any]:
-        """Parameters of a trial with these values where they are searched; the low end of all else."""
+        """The parameters of a trial: these values if they are searched, and the low ends of all others."""
         if self.space is None:
             return {}
         chosen, entries = {**self.forced, **values}, self.space.params
         return self.space.draw(lambda path, _: chosen.get(path, values_or_ends(entries[path])[0]))
 
     def config(self, **values: Any) -> dict[str, Any]:
-        """The config of such a trial."""
+        """The config of the trial with the parameters of `point`."""
         return self.spec.resolve(self.point(**values))
 
     def check_match(self, node: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
-        """Refuse a scheduler that is over none of several optimizers."""
+        """Refuse a scheduler that is of none of several optimizers."""
         found = unmatched(node, optimizers)
         if found is not None:
             raise self._error(found.problem, found.path, fix=found.fix)
@@ -100,13 +100,13 @@ class _Variant:
             raise self._error(problem, _INTERVAL, value="step", fix="write `interval: epoch`")
         if issubclass(kind, LRScheduler) and kind.__module__ == LRScheduler.__module__:
             self._check_unit(node)
-        if _SECTION not in self.forced:  # where all of it is one choice, a value may be searched for the others
+        if _SECTION not in self.forced:  # if the section is one choice, searched values may be for the others
             self._check_searched(kind, node)
         if issubclass(kind, OneCycleLR):
             self._check_end()
 
     def _check_unit(self, node: Mapping[str, Any]) -> None:
-        """A length in steps for a scheduler that steps once an epoch."""
+        """Refuse a length in steps for a scheduler that steps once an epoch."""
         for keys, name in lengths_in(node):
             if node["interval"] == "epoch":
                 path = join_path(("lr_scheduler", *keys))
@@ -115,7 +115,7 @@ class _Variant:
                 raise self._error(problem, path, value=value, fix="add `interval: step` to the scheduler")
 
     def _check_searched(self, kind: type, node: Mapping[str, Any]) -> None:
-        """A value of the optimizer that is searched, and that the scheduler replaces by one of its own."""
+        """Refuse a searched value of the optimizer that the scheduler overwrites."""
         rates = next((names for each, names in _SETS.items() if issubclass(kind, each)), None)
         if rates is None or self.space is None:
             return
@@ -132,14 +132,14 @@ class _Variant:
                 raise self._error(problem, join_path(("search_space", path)), fix=fix)
 
     def _follows(self, path: str, names: tuple[str, ...]) -> bool:
-        """Whether one of these arguments changes with a searched value, or there is but one value."""
+        """Whether one of these arguments depends on a searched value, or the search has only one value."""
         assert self.space is not None
         ends = values_or_ends(self.space.params[path])
         first, last = (self.config(**{path: end})["lr_scheduler"] for end in (ends[0], ends[-1]))
         return ends[0] == ends[-1] or any(first.get(name) != last.get(name) for name in (*names, ARGS))
 
     def _check_end(self) -> None:
-        """A OneCycleLR that is over before the trial is: its next step raises."""
+        """Refuse a OneCycleLR that ends before the trial does: its next step would raise."""
         entries = {} if self.space is None else self.space.params
         ends = {path: values_or_ends(entries[path]) for path in _LIMITS if path in entries}
         for at in (0, -1):
@@ -158,7 +158,7 @@ class _Variant:
         return self.spec.error(problem, path=path, value=value, fix=fix)
 
     def _place(self, keys: Keys) -> str:
-        """Where a key of the scheduler stands among the choices of the whole section."""
+        """The path of a scheduler's key, which may be among the choices of the whole section."""
         entry, chosen = self.spec.config.search_space[_SECTION], self.forced[_SECTION]
         choices = entry.choices if isinstance(entry, CategoricalParam) else ()
         at = next(at for at, choice in enumerate(choices) if same(label(choice), chosen))
@@ -166,7 +166,7 @@ class _Variant:
 
 
 def _calls(config: Mapping[str, Any]) -> int | None:
-    """How often a trial steps its scheduler, where that is known without the data."""
+    """How often a trial steps its scheduler; None if that depends on the data."""
     section = TrainerSection.model_validate(config["trainer"])
     if config["lr_scheduler"]["interval"] == "epoch":
         return section.known_epochs

@@ -1,4 +1,4 @@
-"""Learning-rate schedules that are allowed and hardly meant: those that do not go with a trial's length."""
+"""Warns about learning-rate schedules that do not fit a trial's length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 from hpo.wording import count_of
 
-#: Arguments that say over how many steps a scheduler is spread, and whether it must end with the training.
+#: The argument with a scheduler's length in steps, and whether it must end with the training.
 _HORIZONS: Final = {
     "CosineAnnealingLR": ("T_max", True),
     "OneCycleLR": ("total_steps", True),
@@ -25,7 +25,7 @@ _HORIZONS: Final = {
     "CyclicLR": ("step_size_up", False),
     "ReduceLROnPlateau": ("patience", False),
 }
-#: What is left undone where the training ends before the scheduler's steps do.
+#: What a scheduler has not done yet if the training ends too early.
 _UNDONE: Final = {
     "PolynomialLR": "the learning rate never gets to its end",
     "LinearLR": "the learning rate never gets to its end",
@@ -34,9 +34,9 @@ _UNDONE: Final = {
     "CyclicLR": "the learning rate never gets to max_lr",
     "ReduceLROnPlateau": "the learning rate never changes",
 }
-#: Those that have no unit of their own: a number below the epochs is no slip.
+#: Schedulers whose lengths are often below the epochs, which is no mistake then.
 _SHORT: Final = frozenset({"ReduceLROnPlateau", "CyclicLR"})
-#: What a trial's length hangs on, where it may be searched.
+#: The searched paths that a trial's length depends on.
 _EPOCHS_HANG_ON: Final = ("trainer.max_epochs", "trainer.max_steps")
 _STEPS_HANG_ON: Final = (*_EPOCHS_HANG_ON, "loader.batch_size", "callbacks.gradient_accumulation.batches")
 
@@ -65,7 +65,7 @@ def _schedule(reader: Reader) -> Findings:
 
 
 def _epochs_taken_for_steps(reader: Reader, name: str, path: str, horizon: float) -> Findings:
-    """A scheduler that goes by optimizer steps, with a number that looks like one of epochs."""
+    """A warning about a scheduler that steps with the optimizer, but has a length that looks like epochs."""
     if reader.config["lr_scheduler"]["interval"] != "step" or name in _SHORT or not reader.epochs:
         return
     if horizon <= reader.epochs:
@@ -78,7 +78,7 @@ def _epochs_taken_for_steps(reader: Reader, name: str, path: str, horizon: float
 
 
 def _one_span_for_all(reader: Reader) -> Findings:
-    """A schedule of a fixed length, where trials differ in theirs."""
+    """A warning about a schedule of fixed length if trials differ in length."""
     name, node = reader.target("lr_scheduler"), reader.config["lr_scheduler"]
     key, exact = _HORIZONS.get(name, ("", False))
     horizon = reader.number("lr_scheduler", key)
@@ -97,19 +97,19 @@ def _one_span_for_all(reader: Reader) -> Findings:
 
 
 def _follows(reader: Reader, key: str, path: str) -> bool:
-    """Whether an argument of the scheduler changes with a searched value."""
+    """Whether an argument of the scheduler depends on a searched value."""
     ends = values_or_ends(reader.space[path])
     first, last = (reader.spec.resolve({path: end})["lr_scheduler"][key] for end in (ends[0], ends[-1]))
     return bool(first != last or ends[0] == ends[-1])
 
 
 def check_span(spec: StudySpec, config: Mapping[str, Any], total_steps: int | None) -> list[Finding]:
-    """A warning about a schedule over optimizer steps that does not end with the training.
+    """Warn about a schedule over optimizer steps that does not end with the training.
 
     Args:
         spec: The study.
-        config: A resolved config, with its lengths.
-        total_steps: Steps of its training; None where they are not known.
+        config: A resolved config, with the numbers of its lengths.
+        total_steps: The steps of the training; None if not known.
     """
     node = config["lr_scheduler"]
     name = "" if node is None or is_several(node) else str(node[TARGET]).rpartition(".")[2]
@@ -149,7 +149,7 @@ def _warmup(reader: Reader) -> Findings:
 
 
 def _plateau(reader: Reader) -> Findings:
-    """A ReduceLROnPlateau, which follows the study's metric, in the other direction than the study."""
+    """A warning about a ReduceLROnPlateau that follows the study's metric in the wrong direction."""
     if reader.target("lr_scheduler") != "ReduceLROnPlateau":
         return
     if "lr_scheduler" in reader.space or "lr_scheduler.mode" in reader.space:

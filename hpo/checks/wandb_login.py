@@ -1,4 +1,4 @@
-"""Whether W&B would get a study's runs: read where W&B reads it, without an import of it."""
+"""Checks whether W&B would get a study's runs, from W&B's settings and without importing it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYS: Final = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
 def wandb_mode() -> tuple[str, str]:
-    """W&B's mode, such as ``offline``, and what says so."""
+    """W&B's mode, such as ``offline``, and where it is set."""
     if given := os.environ.get("WANDB_MODE"):
         return given, "WANDB_MODE"
     home = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
@@ -26,7 +26,7 @@ def wandb_mode() -> tuple[str, str]:
         settings = configparser.ConfigParser(interpolation=None)
         try:
             settings.read(file, encoding="utf-8")
-        except (configparser.Error, UnicodeDecodeError):  # W&B continues without it, too
+        except (configparser.Error, UnicodeDecodeError):  # W&B ignores such a file, too
             continue
         if mode := settings.get("default", "mode", fallback=""):
             return mode, str(file)
@@ -34,7 +34,7 @@ def wandb_mode() -> tuple[str, str]:
 
 
 def is_logged_in() -> bool:
-    """Whether there is a key where W&B looks for one; the key itself is not read out."""
+    """Whether there is a key where W&B looks for one; the key itself is not read."""
     if any(os.environ.get(name) for name in _KEYS):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
@@ -51,7 +51,7 @@ def uses_wandb(spec: StudySpec) -> bool:
 
 
 def check_wandb(spec: StudySpec) -> list[Finding]:
-    """A warning where the study's runs are to be shown in W&B, and there is no login on this machine."""
+    """Warn if the study uses W&B, and this machine has no login."""
     if not uses_wandb(spec) or wandb_mode()[0] not in _SENDS or is_logged_in():
         return []
     problem = "there is no login to W&B on this machine, so it will show no run"
