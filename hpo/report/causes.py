@@ -1,4 +1,4 @@
-"""Causes: what went wrong in a study, equal failures counted together."""
+"""Groups the failures of a study by their causes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hpo.report.timeline import Work
 from hpo.storage.attributes import REASON_ATTR, STARTED_AGAIN_ATTR, TRACEBACK_ATTR
 from hpo.study.outcome import STATE_OF, Outcome, outcome_of
 
-# What differs between two errors of one cause: sizes, addresses, process ids.
+# The parts that may differ between errors of one cause: sizes, addresses, process ids.
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 _DIVERGED: Final = "a metric was no finite number any more"
 _AGAIN: Final = "trained again from the first epoch: no checkpoint was loaded"
-#: How attempts end after which the trial resumes.
+#: The endings of attempts after which a trial resumes.
 _INTERRUPTED: Final = ("lost", "requeued")
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Failures that are alike.
+    """A group of failures with the same outcome and reason.
 
     Attributes:
-        outcome: What became of the trials, ``diverged`` included; ``lost attempt`` or ``requeued attempt`` where a
-            trial was taken up afterwards, ``started again`` where that was with its first epoch.
-        reason: The first line of what was said; that of the first of them, the others may differ in numbers.
-        trials: The trials, by number.
-        traceback: Of the first one; empty where nothing was raised.
+        outcome: The outcome of the trials, such as ``diverged``; ``lost attempt`` or ``requeued attempt`` for an
+            attempt that did not end its trial; ``started again`` for trials that started again at epoch 1.
+        reason: The first line of the reason of the first failure; the others may differ in numbers.
+        trials: The trials' numbers.
+        traceback: The first failure's; empty if nothing was raised.
     """
 
     outcome: str
@@ -41,12 +41,12 @@ class Cause:
 
     @property
     def is_end(self) -> bool:
-        """Whether its trials ended so; an attempt that was cut off is none of their failures."""
+        """Whether this ended the trials, rather than only an attempt."""
         return self.outcome in STATE_OF
 
 
 def causes(trials: Iterable[FrozenTrial], work: Iterable[Work]) -> list[Cause]:
-    """What went wrong, the most frequent first: failed trials, diverged ones, and attempts that were cut off."""
+    """The causes of failed and diverged trials and of interrupted attempts, the most frequent first."""
     trials = list(trials)
     again = [trial.number for trial in trials if STARTED_AGAIN_ATTR in trial.user_attrs]
     found = [
@@ -77,7 +77,7 @@ def _failed(trials: Iterable[FrozenTrial]) -> list[Cause]:
 
 
 def _cut_off(work: Iterable[Work], failed: Container[int]) -> list[Cause]:
-    """Attempts after which their trial was taken up again, or waits for it; that of a `failed` one is its end."""
+    """Interrupted attempts whose trial resumed or still waits; not the lost last attempt of a `failed` trial."""
     work = list(work)
     last = {each.trial: each.attempt for each in sorted(work, key=lambda each: each.attempt)}
     return [

@@ -1,4 +1,4 @@
-"""StudyReport: what is known of a study when its report is made."""
+"""Reads a study for its report: defines StudyReport, with everything that the report's sections show."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ from hpo.study.timing import took
 
 @dataclass(frozen=True)
 class StudyReport:
-    """What is known of a study when its report is made.
+    """The data of a study's report, read at one time.
 
     Attributes:
-        status: What `hpo status` says of it (`hpo.study.status.study_status`).
-        goals: Each metric that is optimised with its direction, the leading one first.
-        bounds: The constraints as the study file has them, by metric.
-        trials: Its own trials, in the order of their numbers.
-        ranked: Those that can be among the best, the best first (`hpo.study.ranking.ranked`).
-        best: The best one, or the Pareto front of several goals.
-        compared: Predictions against what came of them.
+        status: The study's status, as `hpo status` shows it (`hpo.study.status.study_status`).
+        goals: The direction of each metric that is optimised, the leading metric first.
+        bounds: The constraints as in the study file, by metric.
+        trials: The study's own trials, by number.
+        ranked: The trials that can be among the best, the best first (`hpo.study.ranking.ranked`).
+        best: The best trial, or the Pareto front of several goals.
+        compared: Predictions with the values that the trials ended with.
         work: Every attempt at a trial.
         config: The config that the study was started with, without passwords.
-        environment: What it runs on, as stored with it; None where that is not known.
+        environment: The environment that was stored at the start; None if not known.
         scheduler: The name of the study's scheduler; None without one.
-        wanted: Metrics that are asked for though most studies have them unasked (`hpo.study.internals`).
-        made: When this was read, in UTC.
-        widened: How the search space was widened since, as stored (`hpo.study.widened`).
+        wanted: Internal metrics that the study file asks for (`hpo.study.internals`).
+        made: When the study was read, in UTC.
+        widened: How the search space was widened since the start, as stored (`hpo.study.widened`).
     """
 
     status: Mapping[str, Any]
@@ -78,7 +78,7 @@ class StudyReport:
 
     @property
     def metric(self) -> str:
-        """The metric, of several the leading one."""
+        """The study's metric; with several objectives, the leading one."""
         return next(iter(self.goals))
 
     @property
@@ -93,17 +93,17 @@ class StudyReport:
 
     @property
     def predictions(self) -> PredictionSummary:
-        """How good the predictions were."""
+        """A summary of the predictions' errors."""
         return summarize_predictions(self.compared)
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Who was at work when."""
+        """Which worker worked when."""
         return Timeline.of(self.work)
 
     @cached_property
     def causes(self) -> list[Cause]:
-        """What went wrong, the most frequent first."""
+        """The causes of failures, the most frequent first."""
         return causes(self.trials, self.work)
 
     @cached_property
@@ -113,34 +113,34 @@ class StudyReport:
 
     @cached_property
     def importances(self) -> Importances:
-        """How much each parameter matters among trials of which each was drawn by itself; see `unrelated`."""
+        """The importance of each parameter, computed with one trial of each lineage of forks; see `unrelated`."""
         complete = filter(is_ranked, self.ranked)
         return importances(one_of_each_lineage(complete, self.trials), self.goals)
 
     @cached_property
     def grants(self) -> list[Kind]:
-        """What the study's scheduler granted, by kind; empty without one."""
+        """The scheduler's grants by kind; empty without a scheduler."""
         return kinds(self.trials)
 
     @cached_property
     def forks(self) -> Mapping[int | None, FrozenTrial]:
-        """Forks by the number of the trial in whose place each stands."""
+        """The forks, by the number of the trial that each replaces."""
         return forks_by_replaced(self.trials)
 
     @cached_property
     def complete(self) -> list[FrozenTrial]:
-        """The trials that have finite values, those outside the bounds included, in the order of their numbers."""
+        """The complete trials with finite values, including those outside the bounds, by number."""
         ended = (trial for trial in self.trials if outcome_of(trial) == Outcome.COMPLETE)
         return [trial for trial in ended if trial.values and all(map(math.isfinite, trial.values))]
 
     @cached_property
     def sample(self) -> list[FrozenTrial]:
-        """The trials that the page has one by one, by number: of a large study the best, and some others."""
+        """The trials that the page lists, by number: of a large study the best, and a sample of the others."""
         return thinned(self.best_first(self.trials), MOST_TRIALS)
 
     @cached_property
     def complete_sample(self) -> list[FrozenTrial]:
-        """The complete trials that are drawn as points, by number: likewise, and all that were the best so far."""
+        """The complete trials that are drawn as points, by number: sampled as in `sample`, plus each new best."""
         kept = {trial.number: trial for trial in thinned(self.by_rank, MOST_TRIALS)}
         first = len(self.ranked)
         for trial in self.complete:
@@ -151,16 +151,16 @@ class StudyReport:
 
     @cached_property
     def escaped(self) -> optuna.Study:
-        """These as a study in memory, with names that plotly.js can show as they are."""
+        """The `complete_sample` as a study in memory, with names escaped for plotly.js."""
         return snapshot(self.complete_sample, self.goals, drawn_text)
 
     @cached_property
     def by_rank(self) -> list[FrozenTrial]:
-        """The same, the best first and those outside the bounds last; no paused trial, which is ranked, too."""
+        """The `complete` trials, the best first, those outside the bounds last; `ranked` also has paused ones."""
         return self.best_first(self.complete)
 
     def best_first(self, trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-        """Some of the trials: the ranked ones, the best first, then the others in the order of their numbers."""
+        """These trials sorted: the ranked ones, the best first, then the others by number."""
         places = self._places
         return sorted(trials, key=lambda trial: (places.get(trial.number, len(places)), trial.number))
 
@@ -170,37 +170,37 @@ class StudyReport:
 
     @cached_property
     def curves(self) -> list[FrozenTrial]:
-        """The trials that have reported an epoch: the ranked ones first, the best first."""
+        """The trials that have reported an epoch, sorted by `best_first`."""
         return self.best_first(trial for trial in self.trials if trial.intermediate_values)
 
     @cached_property
     def drawn_curves(self) -> list[FrozenTrial]:
-        """Those whose curves are drawn, in the order of their numbers."""
+        """The trials whose curves are drawn, by number."""
         return thinned(self.curves, MOST_CURVES)
 
     @property
     def too_large(self) -> bool:
-        """Whether the figures have a value that can't be drawn where it is."""
+        """Whether a value is too large to be drawn at its place."""
         curves = (trial.intermediate_values.values() for trial in self.drawn_curves)
         values = (trial.values for trial in self.complete)
         return any(is_too_large(value) for each in (*curves, *values) for value in each)
 
     @cached_property
     def params(self) -> list[str]:
-        """The parameters of the complete trials, the most important first where that is known."""
+        """The parameters of the complete trials, sorted by importance if known."""
         names = dict.fromkeys(name for trial in self.complete for name in trial.params)
         return [name for name in dict.fromkeys((*self.importances.shares, *names)) if name in names]
 
     @cached_property
     def partial(self) -> str:
-        """In words, which parameters only some of the complete trials have; empty where all have all."""
+        """A text about parameters that only some of the complete trials have; empty if there are none."""
         having = {name: sum(name in trial.params for trial in self.complete) for name in self.params}
         every = len(self.complete)
         said = (f"`{name}` is in {some} of {every} trials." for name, some in having.items() if some < every)
         return " ".join(said)
 
     def took(self, trial: FrozenTrial) -> float | None:
-        """Seconds that all attempts at a trial took, as `hpo trials` has them; None while it runs or waits."""
+        """The seconds of all attempts at a trial, as in `hpo trials`; None while it runs or waits."""
         return took(trial, [each.end - each.start for each in self.work_at.get(trial.number, ())])
 
     @cached_property
@@ -213,20 +213,20 @@ class StudyReport:
 
     @property
     def leaders(self) -> Sequence[FrozenTrial]:
-        """The trials that are looked at closely: the best five, or the whole Pareto front."""
+        """The trials that the page shows in detail: the best five, or the whole Pareto front."""
         return self.best if self.several else self.ranked[:_LEADERS]
 
     @cached_property
     def unrelated(self) -> Sequence[FrozenTrial]:
-        """The same among those of which each was drawn by itself: of a trial and its forks the best one."""
+        """The leaders with one trial of each lineage: of a trial and its forks, only the best one."""
         found = one_of_each_lineage(self.best if self.several else self.ranked, self.trials)
         return found if self.several else found[:_LEADERS]
 
 
 _LEADERS: Final = 5
-#: Curves that are drawn of a large study.
+#: At most this many curves are drawn.
 MOST_CURVES: Final = 300
-#: Trials of a large study that the page has one by one, and attempts that it draws.
+#: At most this many trials are listed, and attempts drawn.
 MOST_TRIALS: Final = 1000
 
 
@@ -256,11 +256,11 @@ def study_report(opened: OpenStudy) -> StudyReport:
 
 
 def report_data(report: StudyReport) -> dict[str, Any]:
-    """The figures of the page as plain data.
+    """The page's numbers as plain data.
 
     Returns:
-        What `hpo status` says of the study, and ``predictions``, ``importances`` (by parameter, None where there
-        are none, and then ``importances_missing`` says why), ``edges``, ``grants`` (by kind; empty without a
+        The study's status as in `hpo status`, and ``predictions``, ``importances`` (by parameter; None without
+        any, and then ``importances_missing`` says why), ``edges``, ``grants`` (by kind; empty without a
         scheduler), ``failures``, ``timeline`` and ``environment``.
     """
     kept = ("study", "n_trials", "epochs", "finished", "outcomes", "best", "code", "pruning")

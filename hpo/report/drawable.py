@@ -1,7 +1,7 @@
-"""A study in memory for Optuna's plots: its own trials only, and every name in it safe to be drawn.
+"""Copies a study's trials into memory for Optuna's plots, with escaped names.
 
-Optuna's plots show a study's parameter names and choices as they are, and plotly.js reads text as HTML. Here they
-are escaped before Optuna sees them.
+Optuna's plots show parameter names and choices unchanged, and plotly.js reads text as HTML. So they are escaped
+before Optuna gets them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import study_directions
 
 Text = Callable[[str], str]
-#: Larger values, of either sign, are drawn at it: a float does not hold the differences between them.
+#: Larger values, of either sign, are drawn at this one: differences between them overflow.
 LARGEST_DRAWN: Final = 1e300
 
 
 def is_too_large(value: float) -> bool:
-    """Whether a value is finite and beyond `LARGEST_DRAWN`."""
+    """Whether a value is finite, and larger than `LARGEST_DRAWN` in size."""
     return LARGEST_DRAWN < abs(value) < math.inf
 
 
 def drawn_value(value: float) -> float:
-    """A value as figures have it."""
+    """A value as figures draw it."""
     return math.copysign(LARGEST_DRAWN, value) if is_too_large(value) else value
 
 
 def drawn_text(text: str) -> str:
-    """Text that plotly.js shows as it is; quotes stay, for it has no entity for them."""
+    """A text escaped for plotly.js; quotes stay, as plotly.js does not decode their entities."""
     return html.escape(text, quote=False)
 
 
@@ -44,15 +44,15 @@ def snapshot(
 ) -> optuna.Study:
     """The trials as a study in memory, with their numbers.
 
-    Diverged trials are failed ones in it, because Optuna's plots warn of each value that is not finite. Attributes
-    of the user are left out: the plots would show all of them, tracebacks included.
+    Diverged trials become failed ones, as Optuna's plots warn about each value that is not finite. User attributes
+    are left out: the plots would show all of them, including tracebacks.
 
     Args:
-        trials: The trials; where numbers are missing, an empty failed trial stands in.
+        trials: The trials; a missing number becomes an empty failed trial.
         goals: Metrics and directions.
-        text: What parameter names and choices pass.
-        curves: Whether it is to hold what the trials reported, and nothing else: few plots ask for it, and it is
-            most of a study. All are pruned trials then: Optuna's plot leaves out those that failed or wait.
+        text: Converts parameter names and choices.
+        curves: Copy the reported values and nothing else; few plots need them, and they are most of a study. All
+            trials become pruned ones then, as Optuna's plot leaves out failed and waiting trials.
     """
     numbered = {trial.number: trial for trial in trials}
     study = optuna.create_study(directions=study_directions(goals), storage=optuna.storages.InMemoryStorage())

@@ -1,4 +1,4 @@
-"""Edges: parameters whose best values lie at an end of their range, so that better ones may lie outside it."""
+"""Finds parameters whose best values are at an end of their range, so that better ones may be outside it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from scipy.special import bdtrc
 
 #: The outermost part of a range of real numbers that counts as its end.
 _OUTERMOST: Final = 0.05
-#: How likely it may be that as many values lie there if they lay anywhere.
+#: An edge is reported if random values would be there as often with at most this probability.
 _CHANCE: Final = 0.05
 _FEWEST: Final = 2
-#: By which a value that was counted in steps may miss the last one.
+#: The rounding error of a value that was computed in steps.
 _ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A parameter whose best values lie at an end of its range.
+    """A parameter whose best values are at an end of its range.
 
     Attributes:
         parameter: Its dotted path.
         end: ``"lower"`` or ``"upper"``.
         limit: The value at that end.
-        trials: The trials whose value lies there.
+        trials: The numbers of the trials whose value is there.
         of: How many of the best trials have the parameter.
         categorical: Whether it has choices in place of a range.
     """
@@ -47,7 +47,7 @@ class Edge:
 
     @property
     def said(self) -> str:
-        """What it is, and what to do."""
+        """A sentence for people, with what to do."""
         what = "list of choices" if self.categorical else "range"
         found = (
             f"`{self.parameter}` of {len(self.trials)} of the best {self.of} trials lies at the {self.end} end "
@@ -60,12 +60,11 @@ class Edge:
 
 
 def edges(best: Sequence[FrozenTrial]) -> list[Edge]:
-    """The parameters of these trials that gather at an end of their range.
+    """The parameters whose values in these trials gather at an end of their range.
 
-    An end of a range is its outermost 5 %, counted in its logarithm where it is searched so, or its last value
-    where that is drawn more often: of whole numbers, steps and ordered choices. It lists ends where so many values
-    would lie in at most 5 % of the cases if they were drawn at random: with a range of two values that takes all
-    of five.
+    An end of a range is its outermost 5 % (of the logarithm, if it is searched on a log scale), or its last value
+    if that is drawn more often, as with whole numbers, steps and ordered choices. An end is listed if random draws
+    would have so many values there in at most 5 % of all cases: with two values, that takes all of five trials.
     """
     names = dict.fromkeys(name for trial in best for name in trial.params)
     return [found for name in names for found in _edges_of(name, [t for t in best if name in t.params])]
@@ -84,14 +83,14 @@ def _edges_of(name: str, best: Sequence[FrozenTrial]) -> Iterator[Edge]:
             if _reach(distribution, trial.params[name], end) <= share + _ROUNDING:
                 there.append(trial.number)
                 limit = last
-        # The probability of at least so many there, of a binomial distribution.
+        # The probability of at least this many values there, by the binomial distribution.
         if len(there) >= _FEWEST and bdtrc(len(there) - 1, len(best), share) <= _CHANCE:
             categorical = isinstance(best[0].distributions[name], CategoricalDistribution)
             yield Edge(name, end, limit, there, len(best), categorical)
 
 
 def _ends(distribution: BaseDistribution) -> tuple[float, float] | None:
-    """The lowest and the highest value; None where there is but one, or no order."""
+    """The lowest and the highest value; None if there is only one, or no order."""
     if distribution.single():
         return None
     if isinstance(distribution, CategoricalDistribution):
@@ -103,13 +102,13 @@ def _ends(distribution: BaseDistribution) -> tuple[float, float] | None:
 
 
 def _reach(distribution: BaseDistribution, value: Any, end: str) -> float:
-    """The share of the range between an end and a value, the value included: how likely a draw is to lie there."""
+    """The share of the range from an end up to and including a value: the probability of a draw there."""
     below, above = _part(distribution, value)
     return above if end == "lower" else 1 - below
 
 
 def _part(distribution: BaseDistribution, value: Any) -> tuple[float, float]:
-    """The part of the range, from 0 to 1, that is drawn as this value: a point among real numbers."""
+    """The part of the range, from 0 to 1, that is drawn as this value; a single point for real numbers."""
     if isinstance(distribution, CategoricalDistribution):
         order: list[Any] = sorted(distribution.choices)
         index = order.index(value)

@@ -1,4 +1,4 @@
-"""Figures of how the study went; all text of a study is escaped, because plotly.js reads text as HTML."""
+"""Draws the figures of a study's course; text of the study is escaped, because plotly.js reads text as HTML."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hpo.study.outcome import UNFINISHED, Outcome, outcome_of
 from hpo.study.pruning_summary import MIDDLE_80, ComparedPrediction
 from hpo.study.ranking import is_feasible
 
-#: Points that a curve is drawn with.
+#: At most this many points of a curve are drawn.
 MOST_POINTS: Final = 200
 _BAR: Final = 0.7
 
@@ -60,7 +60,7 @@ _KIND_OF: Final = {
     Outcome.DIVERGED.value: _DIVERGED,
     **dict.fromkeys(UNFINISHED, _UNDER_WAY),
 }
-#: What is drawn first lies below.
+#: In drawing order: later ones are on top.
 _KINDS: Final = (_BEYOND, _COMPLETE, _UNDER_WAY, _FAILED, _DIVERGED, _PRUNED)
 
 
@@ -72,13 +72,13 @@ def _kind(trial: FrozenTrial) -> _Kind:
 def learning_curves(
     trials: Iterable[FrozenTrial], metric: str, direction: str, best: Sequence[FrozenTrial] = ()
 ) -> go.Figure:
-    """The reported values of every trial by epoch; two traces an outcome: the curves, and their last points.
+    """The reported values of every trial by epoch; two traces for each outcome: the curves, and their last points.
 
     Args:
         trials: The trials.
-        metric: What they reported.
-        direction: Where it is to go.
-        best: Those among them that stand out.
+        metric: The metric that they reported.
+        direction: Its direction.
+        best: The trials that are highlighted.
     """
     trials = list(trials)
     groups: dict[str, list[FrozenTrial]] = {kind.name: [] for kind in _KINDS}
@@ -95,7 +95,7 @@ def learning_curves(
 
 
 def is_curve_logarithmic(trials: Iterable[FrozenTrial], direction: str) -> bool:
-    """Whether the curves of these trials are better looked at on a logarithmic axis."""
+    """Whether the curves of these trials are easier to read on a logarithmic axis."""
     return is_logarithmic((value for trial in trials for value in trial.intermediate_values.values()), direction)
 
 
@@ -105,7 +105,7 @@ def _best_curve(trial: FrozenTrial) -> go.Scatter:
     return go.Scatter(
         x=[step for step, _ in points],
         y=[value for _, value in points],
-        mode="lines" if len(points) > 1 else "lines+markers",  # a line takes two points
+        mode="lines" if len(points) > 1 else "lines+markers",  # a line needs two points
         meta="best",
         line={"color": MAGENTA, "width": 3.5},
         marker={"size": 9},
@@ -149,7 +149,7 @@ def _curves(kind: _Kind, trials: Sequence[FrozenTrial]) -> list[go.Scatter]:
 
 
 def curve_points(reported: Mapping[int, float]) -> list[tuple[int, float | None]]:
-    """A curve by its steps; of a long one not every point, but the last one always."""
+    """A curve's points by step; a long curve is thinned out, but keeps its last point."""
     points = sorted(reported.items())
     every = -(-len(points) // MOST_POINTS)
     kept = [point for place, point in enumerate(points) if (len(points) - 1 - place) % every == 0]
@@ -159,7 +159,7 @@ def curve_points(reported: Mapping[int, float]) -> list[tuple[int, float | None]
 def history(
     study: optuna.Study, trials: Iterable[FrozenTrial], goals: Mapping[str, Direction], metric: str
 ) -> go.Figure:
-    """Optuna's plot of a metric's values by trial; with a single goal with the best up to each.
+    """Optuna's plot of a metric's values by trial; for a single goal, with the best value so far.
 
     Args:
         study: A snapshot of the trials.
@@ -192,9 +192,9 @@ _TRIAL_TEXT: Final = "trial %{x}: %{y:.6g}%{text}<extra></extra>"
 
 
 def predictions_against_outcomes(compared: Sequence[ComparedPrediction]) -> go.Figure:
-    """Each prediction, with its 80 % interval, over what the trial ended with; right ones lie on the line.
+    """Each prediction, with its 80 % interval, over the trial's final value; exact ones are on the line.
 
-    Where no value is negative, as of a loss, no interval is drawn below 0.
+    If no value is negative, as with a loss, intervals are cut off at 0.
     """
     actual, predicted = [each.actual for each in compared], [each.predicted for each in compared]
     wide = [MIDDLE_80 * each.std for each in compared]
@@ -218,7 +218,7 @@ def predictions_against_outcomes(compared: Sequence[ComparedPrediction]) -> go.F
     return laid_out(drawn, "ended at", "predicted")
 
 
-#: What attempts are drawn in by their outcome.
+#: The colours of attempts by outcome.
 WORK_COLORS: Final = {
     **{name: kind.color for name, kind in _KIND_OF.items()},
     "requeued": "#cc79a7",

@@ -20,9 +20,9 @@ class Kind:
     """The grants of one kind.
 
     Attributes:
-        kind: Its name, as the scheduler has it.
+        kind: Its name in the scheduler.
         grants: How many there were.
-        epochs: How many epochs were trained by them.
+        epochs: How many epochs were trained with them.
     """
 
     kind: str
@@ -30,12 +30,12 @@ class Kind:
     epochs: int = 0
 
     def with_one(self, epochs: int) -> Self:
-        """With one more, by which so many epochs were trained."""
+        """A copy with one more grant, with which so many epochs were trained."""
         return type(self)(self.kind, self.grants + 1, self.epochs + epochs)
 
 
 def kinds(trials: Sequence[FrozenTrial]) -> list[Kind]:
-    """Grants by kind, the kind with the most epochs first; none in a study without a scheduler."""
+    """The grants by kind, the kind with the most epochs first; empty without a scheduler."""
     found: dict[str, Kind] = {}
     for trial in trials:
         for kind, epochs in _trained(trial):
@@ -44,7 +44,7 @@ def kinds(trials: Sequence[FrozenTrial]) -> list[Kind]:
 
 
 def _trained(trial: FrozenTrial) -> Iterator[tuple[str, int]]:
-    """Of each grant its kind, and the epochs that were trained by it."""
+    """Each grant's kind, and the epochs that were trained with it."""
     begins, last = inherited_epochs(trial), epochs_reached(trial)
     for grant in grants_of(trial):
         ends = last if grant["until"] is None else min(grant["until"], last)
@@ -53,11 +53,11 @@ def _trained(trial: FrozenTrial) -> Iterator[tuple[str, int]]:
 
 
 def story(trial: FrozenTrial, fork: FrozenTrial | None = None) -> list[str]:
-    """A trial's grants in words, the first one first, and what became of it; empty without a scheduler.
+    """A trial's grants in words, in order, and how it ended; empty without a scheduler.
 
     Args:
         trial: The trial.
-        fork: The fork that stands in its place, if one does.
+        fork: The fork that replaces it, if there is one.
     """
     said = [granted(grant["until"], grant["why"]) for grant in grants_of(trial)]
     return [*said, _became(trial, fork)] if said else []

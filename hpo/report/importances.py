@@ -1,4 +1,4 @@
-"""How much each parameter matters: Optuna's importances, and what is to be said of them."""
+"""Computes the importance of each parameter with Optuna, and remarks on how far to trust it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Importances:
     """How much each parameter matters.
 
     Attributes:
-        shares: By parameter, the most important first; their sum is 1. Empty where there are none.
+        shares: The importances by parameter, the largest first; their sum is 1. Empty if there are none.
         missing: Why there are none.
-        remarks: What to keep in mind with them.
+        remarks: Cautions about them.
     """
 
     shares: dict[str, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def importances(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -
         warnings.simplefilter("always")
         try:
             found = optuna.importance.get_param_importances(snapshot(complete, goals))
-        except ValueError as error:  # Optuna's word for a space that it can't assess
+        except ValueError as error:  # Optuna raises it for a space that it can't assess
             return Importances(missing=str(error))
     warned = [str(each.message) for each in said]
     if any(text.startswith(_ALL_ALIKE) for text in warned):
@@ -66,7 +66,7 @@ def importances(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -
 
 
 def _changing(trials: Sequence[FrozenTrial]) -> tuple[str, ...]:
-    """What to keep in mind of a space that is not the same for all trials, as of a function that draws from it."""
+    """Cautions about a space that differs between trials, as with a function that draws its parameters."""
     ranges: dict[str, list[BaseDistribution]] = {}
     for trial in trials:
         for name, each in trial.distributions.items():

@@ -1,4 +1,4 @@
-"""The sections of the page that say how the study ran: predictions, pruning, grants, time, environment, code."""
+"""Writes the page's sections on how the study ran: predictions, pruning, grants, time, environment, code."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def prediction_section(report: StudyReport) -> Section:
 
 
 def pruning_section(report: StudyReport) -> Section:
-    """What pruning saved, and the audit's figures."""
+    """The epochs that pruning saved, and the results of the audit."""
     found = report.status["pruning"]
     rows: list[tuple[str, Any]] = [
         ("trials pruned", f"{found['pruned']} of {found['ended']} ended"),
@@ -73,7 +73,7 @@ def pruning_section(report: StudyReport) -> Section:
         rows += [("epochs of an unpruned trial", found["horizon"]), ("epochs saved, at most", of)]
     if found["alpha"] is not None:
         rows.append(("alpha in force at the last decision", f"{found['alpha']:.2g}"))
-    if not found["audited"] and report.scheduler:  # it stands in the pruner's place, which alone has audits
+    if not found["audited"] and report.scheduler:  # it replaces the pruner, and only a pruner has audits
         return Section("pruning", "What pruning saved", table(rows))
     if not found["audited"]:
         rows.append(("false-prune rate", "not measured: no audited trial has ended"))
@@ -91,7 +91,7 @@ def pruning_section(report: StudyReport) -> Section:
 
 
 def _audit_runs(report: StudyReport) -> Markup:
-    """Each trial that ran on as an audit: the decision against it, and what it ended at."""
+    """Each trial that was kept as an audit run: the pruner's decision, and how the trial ended."""
     decisions = ((trial, Condemned.of(trial)) for trial in report.trials)
     runs = [
         (f"trial {trial.number}", f"{condemned(**decision.stored())}; {outcome_of(trial)}{_ended_at(trial)}")
@@ -119,7 +119,7 @@ _AUDIT: Final = (
 
 
 def grants_section(report: StudyReport) -> Section | None:
-    """What the scheduler granted, and why; nothing without one."""
+    """The scheduler's grants and their reasons; None without a scheduler."""
     if not report.grants:
         return None
     by_kind = [(each.kind, each.grants, each.epochs) for each in report.grants]
@@ -136,7 +136,7 @@ def _story(trial: FrozenTrial, report: StudyReport) -> Markup:
 
 
 def _one(trial: FrozenTrial, report: StudyReport) -> str:
-    """A trial in a line: its best value, and how long it trained."""
+    """A trial on one line: its best value, and how long it trained."""
     best = best_reported(trial, report.direction)
     value = "no value" if best is None else f"{report.metric} {shown(best)}"
     return f"Trial {trial.number}: {value}, {count_of(trial.last_step or 0, 'epoch')}"
@@ -150,7 +150,7 @@ _GRANTS: Final = (
 
 
 def time_section(report: StudyReport) -> Section:
-    """Who was at work when, and how busy the workers were."""
+    """Which worker worked when, and how busy the workers were."""
     title, timeline = "Time and device use", report.timeline
     if timeline.busy_share is None:
         why = "The first trial has only just begun." if timeline.lanes else "No worker has taken a trial yet."
@@ -186,7 +186,7 @@ def time_section(report: StudyReport) -> Section:
 
 
 def environment_section(report: StudyReport) -> Section:
-    """What the study runs on."""
+    """The study's environment: machine and packages."""
     stored = {name: value for name, value in (report.environment or {}).items() if value not in (None, [], {})}
     rows = [(name, _plain(value)) for name, value in stored.items()]
     hosts = sorted({each.host for each in report.work})
@@ -238,6 +238,6 @@ def code_section(report: StudyReport) -> Section:
 
 
 def config_section(report: StudyReport) -> Section:
-    """The study file as it was started with, defaults filled in."""
+    """The study file that the study was started with, with defaults filled in."""
     shown_as = "The config with its defaults, as YAML"
     return Section("config", "Study file", folded(shown_as, to_yaml(report.config)))

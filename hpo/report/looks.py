@@ -1,4 +1,4 @@
-"""What the report's figures have in common: colours, axes, and how many trials one can hold."""
+"""The common parts of the report's figures: colours, axes, and the number of trials that they show."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from hpo.wording import parameter
 # After the palette of Okabe & Ito (2008), safe for people who confuse red and green; the orange is darker
 # than theirs, so that each stands out from white paper and from a dark screen alike (contrast of 3 at least).
 BLUE, ORANGE, VERMILION, GREEN, GREY = "#0072b2", "#b87a00", "#d55e00", "#009e73", "#8c8c8c"
-#: The best among many.
+#: The colour of the best among many.
 MAGENTA: Final = "#c43e96"
-#: A few curves beside each other.
+#: The colours of a few curves that are compared.
 COMPARED: Final = (MAGENTA, BLUE, ORANGE, GREEN, VERMILION)
 #: From bad to good, or from early to late; as bright at both ends, for the same reason.
 SCALE: Final = (GREY, BLUE, VERMILION)
-#: A loss that spans more than this factor is drawn on a logarithmic axis.
+#: A loss is drawn on a logarithmic axis if its values differ by more than this factor.
 _WIDE: Final = 100.0
-#: Up to here each whole number, or power of ten, has a tick; on their own, plotly's would fall between them.
+#: Up to this many, each whole number or power of ten gets a tick; plotly's own ticks would be between them.
 FEW: Final = 12
-#: Decades above which a logarithmic axis has ticks at the powers of ten alone.
+#: From this many decades on, a logarithmic axis has ticks only at powers of ten.
 _TICKED: Final = 1.5
-#: A name on an axis that is as long as this is broken; no line of it is longer, a dot at its end aside.
+#: A name on an axis with this many characters is broken into lines of at most as many, a dot at the end aside.
 _LONG_NAME: Final = 12
 
 
 def laid_out(
     drawn: go.Figure, across: str, up: str, *, logarithmic: bool = False, whole: bool = False
 ) -> go.Figure:
-    """The figure with titles at its axes and no margins to spare; ``whole`` where only whole numbers go across."""
+    """The figure with axis titles and small margins; ``whole``: only whole numbers on the horizontal axis."""
     last = max((x for trace in drawn.data for x in trace.x or () if x is not None), default=0) if whole else 0
     drawn.update_layout(
         title=None,
@@ -65,28 +65,28 @@ def color_at(place: float) -> str:
     """The colour of `SCALE` at a place from 0 to 1."""
     at = min(1.0, max(0.0, place)) * (len(SCALE) - 1)
     below = min(int(at), len(SCALE) - 2)
-    # plotly's own mixing may give parts such as 3e-14, which its colours can't hold.
+    # plotly's own mixing may give parts such as 3e-14, which its colours can't represent.
     ends = zip(hex_to_rgb(SCALE[below]), hex_to_rgb(SCALE[below + 1]), strict=True)
     red, green, blue = (round(low + (high - low) * (at - below)) for low, high in ends)
     return f"rgb({red}, {green}, {blue})"
 
 
 def is_logarithmic(values: Iterable[float], direction: str) -> bool:
-    """Whether values are better looked at on a logarithmic axis: losses of several magnitudes."""
+    """Whether values are easier to read on a logarithmic axis: losses over several orders of magnitude."""
     known = [value for value in values if math.isfinite(value)]
     return direction == "minimize" and bool(known) and min(known) > 0 and max(known) > _WIDE * min(known)
 
 
 def broken(name: str, width: int = _LONG_NAME) -> str:
-    """A dotted name as text of a figure, on several lines where it has ``width`` characters or more."""
+    """A dotted name as a figure's text, on several lines if it has ``width`` characters or more."""
     return "<br>".join(map(drawn_text, name_lines(name, width)))
 
 
 def name_lines(name: str, width: int) -> list[str]:
-    """The lines of a dotted name that has ``width`` characters or more; a shorter one is a line.
+    """Break a dotted name into lines if it has ``width`` characters or more.
 
-    Each part between dots begins a line. One that is longer than a line is broken after an underscore, or where
-    the line is full.
+    Each part between dots begins a line. A part that is longer than a line is broken after an underscore, or at
+    the end of the line.
     """
     if len(name) < width:
         return [name]
@@ -95,14 +95,14 @@ def name_lines(name: str, width: int) -> list[str]:
 
 
 def described(trial: FrozenTrial) -> str:
-    """A trial's parameters as lines of a figure's text."""
+    """A trial's parameters as lines for a figure's text."""
     return "".join(f"<br>{drawn_text(f'{name} = {parameter(value)}')}" for name, value in trial.params.items())
 
 
 def thinned(trials: Sequence[FrozenTrial], most: int) -> list[FrozenTrial]:
-    """At most so many of the trials, in the order of their numbers.
+    """At most `most` of the trials, by number.
 
-    Half of them are the first ones, so let these be the best; the others are spread evenly over the rest.
+    One half are the first trials, which should be the best; the other half is an even sample of the rest.
     """
     if len(trials) <= most:
         kept = list(trials)
@@ -113,12 +113,12 @@ def thinned(trials: Sequence[FrozenTrial], most: int) -> list[FrozenTrial]:
 
 
 def sampled(kept: Sequence[object], of: Sequence[object], things: str = "trials", done: str = "drawn") -> str:
-    """What the page says where it has `thinned` trials; empty where it has all."""
+    """The page's remark on `thinned` trials; empty if it has all."""
     if len(kept) >= len(of):
         return ""
     return f" Of {len(of)} {things} {len(kept)} are {done}: the best, and an even sample of the others."
 
 
 def rounded(value: Any) -> float | None:
-    """A number with six digits, which is more than a figure shows; None for one that is not finite."""
+    """A number with six significant digits, more than a figure shows; None for one that is not finite."""
     return float(f"{drawn_value(value):.6g}") if math.isfinite(value) else None

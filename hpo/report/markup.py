@@ -1,4 +1,4 @@
-"""The pieces that the page is made of: macros of templates/pieces.html, which escape the text that they take."""
+"""Builds the page's pieces with the macros of templates/pieces.html, which escape the texts they get."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _CODE: Final = re.compile("`([^`]+)`")
 
 
 class Section(NamedTuple):
-    """A headed section of the page that the contents link to.
+    """A section of the page with a heading, to which the table of contents links.
 
     Attributes:
         name: Its id in the page.
         title: Its heading, as text.
-        content: What stands in it.
+        content: Its content.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Section(NamedTuple):
 
 
 def with_code(text: str) -> Markup:
-    """Text in which what stands in backticks is shown as code."""
+    """A text as HTML, with the parts in backticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 @cache
 def templates() -> Environment:
-    """The page's templates; what they are given is escaped, and numbers have six digits."""
+    """The page's templates; they escape their arguments, and show numbers with six digits."""
     made = Environment(
         loader=PackageLoader("hpo.report"),
         autoescape=True,
@@ -54,7 +54,7 @@ def templates() -> Environment:
 
 
 def piece(name: str, *given: Any) -> Markup:
-    """A piece of the page: the macro of this name, with what it takes."""
+    """A piece of the page: the macro of this name with these arguments."""
     made: Markup = getattr(templates().get_template("pieces.html").module, name)(*given)
     return made
 
@@ -79,26 +79,26 @@ subsection, table, grid, note, points, steps, worth_a_look, folded, unfolding, t
 
 
 def figure(name: str, drawn: go.Figure, label: str, *, height: int = HEIGHT, width: int = 0) -> Markup:
-    """A figure's place, and its data.
+    """A figure: its place in the page, and its data.
 
     Args:
         name: Its id in the page.
         drawn: The figure.
-        label: What it shows, for those who don't see it.
-        height: In pixels.
-        width: The least it takes, in pixels; where the page is narrower, it moves inside its box.
+        label: A description for people who can't see it.
+        height: Its height in pixels.
+        width: Its least width in pixels; on a narrower page it scrolls inside its box.
     """
     data = drawn.to_dict()
-    data["layout"].pop("template", None)  # the page has its own, for light and for dark
+    data["layout"].pop("template", None)  # the page has its own, for light and dark
     return piece("figure_at", name, to_json_plotly(data), label, height, width)
 
 
 def joined(pieces: Iterable[Markup]) -> Markup:
-    """Pieces, one after the other."""
+    """The pieces in sequence."""
     return Markup().join(pieces)
 
 
 def by_metric(made: Iterable[tuple[str, Markup]]) -> Markup:
-    """What is made for each metric, headed by it where there are several."""
+    """The pieces of all metrics, with the metric as a heading if there are several."""
     pairs = list(made)
     return joined(subsection(metric, each) if len(pairs) > 1 else each for metric, each in pairs)

@@ -1,4 +1,4 @@
-"""What a study was started with, and on what: read from the note that `hpo.study.note` stores with it."""
+"""Reads a study's original config and environment from the note that `hpo.study.note` stores with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FENCED: Final = re.compile(r"^(`{3,})yaml\n(.*?)^\1$", re.DOTALL | re.MULTILINE
 
 
 def origin(opened: OpenStudy) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The config, passwords left out, and the environment where the study was created.
+    """The config without passwords, and the environment in which the study was created.
 
-    Where the note is not as it was written (people may edit it in the dashboard), the config is that of the study
-    file at hand, and the environment is not known.
+    If the note was changed (people may edit it in the dashboard), the config is that of the current study file,
+    and the environment is None.
     """
     blocks = _FENCED.findall(stored_note(opened.storage.get_study_system_attrs(opened.study_id)))
     try:

@@ -1,7 +1,7 @@
-"""The page: its sections in order, put into templates/page.html with the copy of plotly.js that draws the figures.
+"""Writes the page: its sections in order, in templates/page.html, with a copy of plotly.js to draw the figures.
 
-A section is one function, which takes what is known of the study. Figures are data in JSON. The page's own policy
-keeps it from loading anything else.
+A section is one function of the StudyReport. Figures are JSON data. The page's own content security policy keeps
+it from loading anything else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpo.report.style import DARK, LIGHT, figure_template
 from hpo.report.trial_table import internals_section, trials_section
 from trainer.files import replacing
 
-#: The page, from top to bottom: what was asked for, then what hpo keeps beside it.
+#: The page's sections from top to bottom: the study's results, then hpo's internal records.
 GROUPS: Final = (
     (
         "What was found",
@@ -57,10 +57,10 @@ GROUPS: Final = (
 
 
 def write_report(report: StudyReport, path: Path) -> None:
-    """Write the page in one step; missing folders on the way are made.
+    """Write the page in one step; creates missing folders.
 
     Raises:
-        InputError: It can't be written there.
+        InputError: The file can't be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def write_report(report: StudyReport, path: Path) -> None:
 
 
 def page(report: StudyReport) -> str:
-    """The whole page."""
+    """The text of the whole page."""
     groups = [(title, _made(makes, report)) for title, makes in GROUPS]
     return (
         templates()

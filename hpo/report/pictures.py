@@ -1,4 +1,4 @@
-"""Pictures: the report's figures as PNG files, by Optuna's matplotlib plots; they need no browser."""
+"""Writes the report's figures as PNG files with Optuna's matplotlib plots, without a browser."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from hpo.report.search_sections import MOST_AXES, MOST_CELLS, MOST_LINES
 
 _DPI: Final = 150
 _SIZE: Final = (9.0, 5.0)
-#: Inches that a slice, and an axis of parallel coordinates, is wide.
+#: The widths in inches of a slice, and of an axis of parallel coordinates.
 _SLICE_WIDTH: Final = 3.0
 _AXIS_WIDTH: Final = 1.6
-#: Characters of a line below a slice, and at an axis of parallel coordinates.
+#: The characters of a line below a slice, and at an axis of parallel coordinates.
 _TITLE: Final = 18
 _LABEL: Final = 14
-#: Curves that a legend can name.
+#: At most this many curves are named in a legend.
 _MOST_NAMED: Final = 12
 
 
 def write_pictures(report: StudyReport, folder: Path) -> list[Path]:
-    """Write a PNG file of each figure that the study has data for; the folder is made.
+    """Write a PNG file of each figure that the study has data for; creates the folder.
 
     Returns:
         The files: ``history.png``, ``curves.png``, ``importances.png``, ``parallel.png``, ``slices.png``,
@@ -54,7 +54,7 @@ def write_pictures(report: StudyReport, folder: Path) -> list[Path]:
     pyplot = _pyplot()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _quiet(), pyplot.rc_context():  # Optuna changes the style of all that follows
+        with _quiet(), pyplot.rc_context():  # Optuna changes the style of all later figures
             written: list[Path] = []
             for name in _drawn(report, pyplot):
                 written.append(_saved(pyplot, _free(folder / _file(name), written)))
@@ -68,7 +68,7 @@ def write_pictures(report: StudyReport, folder: Path) -> list[Path]:
 
 
 def _pyplot() -> Any:
-    """matplotlib's pyplot, drawing into files only."""
+    """matplotlib's pyplot, set to draw into files only."""
     try:
         import matplotlib as mpl
         from matplotlib import pyplot
@@ -81,7 +81,7 @@ def _pyplot() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what is no news: Optuna's matplotlib plots are experimental, and a single value is no range."""
+    """Suppress known warnings: Optuna's matplotlib plots are experimental, and a single value is not a range."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", category=ExperimentalWarning, message=r"optuna\.visualization\.matplotlib"
@@ -91,12 +91,12 @@ def _quiet() -> Iterator[None]:
 
 
 def _file(name: str) -> str:
-    """The file of a figure: a metric may be called `val/loss`."""
+    """A figure's file name, without the slashes of a metric such as `val/loss`."""
     return f"{name.replace('/', '-')}.png"
 
 
 def _free(path: Path, written: Sequence[Path]) -> Path:
-    """The path, with a number where another figure has it: `val-loss` is a metric, too."""
+    """The path, with a number if another figure has it: a metric may also be named `val-loss`."""
     numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
     return next(each for each in itertools.chain([path], numbered) if each not in written)
 
@@ -109,7 +109,7 @@ def _saved(pyplot: Any, path: Path) -> Path:
 
 
 def _drawn(report: StudyReport, pyplot: Any) -> Iterator[str]:
-    """Draw one figure after the other; each one's name."""
+    """Draw one figure after the other, and yield each one's name."""
     if report.curves:
         _curves(report, pyplot)
         yield "curves"
@@ -161,17 +161,17 @@ def _of_metric(report: StudyReport, metric: str, pyplot: Any) -> Iterator[str]:
 
 
 def _clear_parallel(axes: Sequence[Any], names: Sequence[str]) -> None:
-    """Make Optuna's parallel coordinates readable where there are many: names in full, one grid, labels apart.
+    """Make Optuna's parallel coordinates readable with many axes: full names, one grid, separate labels.
 
     Args:
-        axes: The first one, which has the names, the colour bar's, and one for each parameter.
-        names: Of the metric and the parameters, in Optuna's order.
+        axes: The first axis, which has the names, the colour bar's axis, and one axis for each parameter.
+        names: The names of the metric and the parameters, in Optuna's order.
     """
     from matplotlib.ticker import FixedLocator
 
     first, _, *others = axes
     first.set_xticks(range(len(names)), [_broken(name, _LABEL) for name in names], rotation=0)
-    first.tick_params(axis="x", labelsize=8, pad=18)  # below a choice of three lines
+    first.tick_params(axis="x", labelsize=8, pad=18)  # below choices of up to three lines
     for each in others:
         each.grid(visible=False)
         if isinstance(each.yaxis.get_major_locator(), FixedLocator):
@@ -232,10 +232,10 @@ def _plain(report: StudyReport, trials: list[Any]) -> optuna.Study:
 
 
 def _broken(text: str, width: int) -> str:
-    """A text on several lines where it is long; one with an escaped dollar stays whole."""
+    """A long text on several lines; a text with an escaped dollar stays whole."""
     return text if "$" in text else "\n".join(name_lines(text, width))
 
 
 def _text(text: str) -> str:
-    """Text as matplotlib draws it: a dollar would start a formula."""
+    """A text escaped for matplotlib, where a dollar would start a formula."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Figures of what was searched: Optuna's plots, in the page's looks."""
+"""Draws the figures of the search with Optuna's plots, in the page's style."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from hpo.report.looks import (
 )
 from hpo.study.ranking import is_feasible
 
-#: Yellow is good in it, dark blue bad; it fills the whole figure, and so looks alike on any background.
+#: Yellow is good, dark blue bad; it fills the whole figure, so it looks the same on any background.
 _FILLED: Final = "Viridis"
 _TRIAL_TEXT: Final = "trial %{customdata}<br>%{x:.6g}, %{y:.6g}%{text}<extra></extra>"
-#: A title of an axis that has as many characters as this is broken: more than fits beside a slice.
+#: An axis title with this many characters is broken: it does not fit beside a slice.
 _TITLE: Final = 24
-#: A heading's worth of pixels that each axis takes.
+#: The width in pixels that an axis needs for its heading.
 AXIS_WIDTH: Final = 84
 
 
 def importance_bars(shares: dict[str, float]) -> go.Figure:
-    """How much each parameter matters, the most important on top."""
+    """The importance of each parameter as bars, the largest on top."""
     names, values = list(shares)[::-1], list(shares.values())[::-1]
     drawn = go.Figure(
         go.Bar(
@@ -61,7 +61,7 @@ def importance_bars(shares: dict[str, float]) -> go.Figure:
 
 
 def target_of(goals: Mapping[str, Direction], metric: str) -> Callable[[FrozenTrial], float] | None:
-    """What Optuna's plots of one metric take for ``target``."""
+    """The ``target`` argument for Optuna's plots of one metric."""
     place = list(goals).index(metric)
     return None if len(goals) == 1 else lambda trial: float(trial.values[place])
 
@@ -74,7 +74,7 @@ def parallel_coordinates(
     Args:
         study: A snapshot with escaped names.
         goals: Metrics and directions.
-        metric: The metric that is looked at.
+        metric: The metric.
         params: The parameters to show, by their names in the study file.
     """
     drawn = plot_parallel_coordinate(
@@ -101,7 +101,7 @@ def parallel_coordinates(
     laid_out(drawn, "", "")
     drawn.update_layout(plot_bgcolor=None, margin={"l": 50, "r": 12, "t": 24, "b": 70})
     drawn.update_annotations(font={"size": 10, "color": None})
-    # Optuna's order; it cuts long names off.
+    # In Optuna's order; Optuna cuts long names off.
     names = [broken(metric), *map(broken, sorted(params, key=drawn_text))]
     return drawn.update_xaxes(tickangle=0, ticktext=names, fixedrange=True)
 
@@ -127,7 +127,7 @@ def slices(study: optuna.Study, goals: Mapping[str, Direction], metric: str, par
     complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
     trials = [trial for trial in complete if name in trial.params]
     texts = _choice_texts(trials, name)
-    # Of a categorical parameter Optuna leaves out the trials outside the bounds, and it shows choices as code.
+    # For a categorical parameter Optuna leaves out trials outside the bounds, and shows choices as code.
     drawn.data = []
     if texts:
         drawn.update_xaxes(categoryarray=list(texts.values()))
@@ -137,7 +137,7 @@ def slices(study: optuna.Study, goals: Mapping[str, Direction], metric: str, par
     values = [trial.values[place] for trial in trials]
     laid_out(drawn, param, metric, logarithmic=is_logarithmic(values, goals[metric]))
     found = {trial.params[name] for trial in trials} if not texts else set()
-    if len(found) == 1:  # the axis around a single value would have numbers that the parameter can't take
+    if len(found) == 1:  # an axis around a single value would show numbers that the parameter can't have
         (only,) = found
         drawn.update_xaxes(tickmode="array", tickvals=[only], ticktext=[f"{only:.6g}"])
     drawn.update_xaxes(title_text=broken(param, _TITLE)).update_yaxes(title_text=broken(metric, _TITLE))
@@ -145,9 +145,9 @@ def slices(study: optuna.Study, goals: Mapping[str, Direction], metric: str, par
 
 
 def _choice_texts(trials: Sequence[FrozenTrial], name: str) -> dict[str, str]:
-    """How choices stand on an axis, by how Python writes them; empty for numbers.
+    """The axis labels of choices, by their Python literals; empty for numbers.
 
-    They stand as in tables, ``relu``, and those that would look alike as Python writes them, ``2`` and ``'2'``.
+    They are as in tables, ``relu``; choices that would look the same keep their literals, ``2`` and ``'2'``.
     """
     kinds = [trial.distributions[name] for trial in trials]
     choices = [choice for kind in kinds if isinstance(kind, CategoricalDistribution) for choice in kind.choices]
@@ -155,14 +155,14 @@ def _choice_texts(trials: Sequence[FrozenTrial], name: str) -> dict[str, str]:
         return {}
     texts = {repr(value): str(value) for value in (*choices, *(trial.params[name] for trial in trials))}
     often = Counter(texts.values())
-    # Nor would an empty text be seen.
+    # An empty text would be invisible, so it keeps its literal, too.
     return {code: text if often[text] == 1 and text.strip() else code for code, text in texts.items()}
 
 
 def _slice_points(
     trials: Sequence[FrozenTrial], name: str, place: int, texts: Mapping[str, str], *, beyond: bool
 ) -> go.Scatter:
-    """Trials at their values of a parameter; ``texts`` are those of its choices."""
+    """Points of trials over their values of a parameter; ``texts`` are the labels of its choices."""
     numbers = [trial.number for trial in trials]
     values = [trial.params[name] for trial in trials]
     within = {"color": numbers, "colorscale": list(SCALE), "showscale": False, "line": {"width": 0}}
@@ -178,12 +178,12 @@ def _slice_points(
     )
 
 
-#: Points of two parameters below which what lies between them would be made up.
+#: With fewer points of two parameters, the values between them would be invented.
 FEWEST_POINTS: Final = 20
 
 
 def places_of(trials: Iterable[FrozenTrial], pair: tuple[str, str]) -> int:
-    """At how many places of two parameters there is a trial."""
+    """The number of different points that trials have in two parameters."""
     return len(
         {tuple(str(trial.params[name]) for name in pair) for trial in trials if set(pair) <= set(trial.params)}
     )
@@ -234,14 +234,14 @@ def contour(study: optuna.Study, goals: Mapping[str, Direction], metric: str, pa
 
 
 def _halved(values: np.ndarray) -> np.ndarray:
-    """The values in half the bytes, and no less to see; as they are where one is too large for that."""
+    """The values as 32-bit floats, which look the same; unchanged if one is too large."""
     with np.errstate(over="ignore"):
         found = values.astype("float32")
     return found if np.array_equal(np.isinf(found), np.isinf(values)) else values
 
 
 def pareto_pairs(goals: Mapping[str, Direction]) -> list[tuple[str, str]]:
-    """The pairs of goals that a front is shown in: of more than two, each with each."""
+    """The pairs of goals for which a front is drawn: all pairs."""
     return list(itertools.combinations(goals, 2))
 
 
@@ -252,7 +252,7 @@ def pareto_front(
 
     Args:
         study: A snapshot with escaped names.
-        trials: The trials that it is of.
+        trials: The trials of the snapshot.
         goals: Metrics and directions.
         pair: The two metrics.
     """
@@ -261,7 +261,7 @@ def pareto_front(
     for trace in drawn.data:
         best, beyond = "Best Trial" in trace.hovertemplate, "Infeasible" in trace.hovertemplate
         numbers = [json.loads(text.replace("<br>", "\n"))["number"] for text in trace.text]
-        # Its marker has a colour for each trial, and a bar for them.
+        # Optuna's marker has a colour for each trial, and a colour bar.
         trace.marker = None
         trace.update(
             text=[described(by_number[number]) for number in numbers],
@@ -284,7 +284,7 @@ def _front_marker(*, best: bool, beyond: bool) -> dict[str, Any]:
 def front_arguments(
     goals: Mapping[str, Direction], pair: tuple[str, str], text: Callable[[str], str]
 ) -> dict[str, Any]:
-    """What Optuna's plot of the front takes to show two goals."""
+    """The arguments with which Optuna's plot of the front shows two goals."""
     places = [list(goals).index(metric) for metric in pair]
     return {
         "targets": lambda trial: [trial.values[place] for place in places],

@@ -1,4 +1,4 @@
-"""The sections of the page about what was searched; each takes the report and returns its HTML."""
+"""The sections of the page on the search; each takes the report and returns its HTML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hpo.report.search_figures import (
 from hpo.report.sections import ONE_OF_FORKS
 from hpo.wording import count_of
 
-# What a browser draws in time, and an eye can distinguish.
+# As many as a browser draws quickly, and an eye can distinguish.
 MOST_LINES: Final = 100
 MOST_CELLS: Final = 150
 MOST_AXES: Final = 12
@@ -39,7 +39,7 @@ _LINE_HEIGHT: Final = 17
 
 
 def front_section(report: StudyReport) -> Section | None:
-    """The Pareto front of several objectives, by pairs; nothing for a single one."""
+    """The Pareto front of several objectives, by pairs; None for a single objective."""
     if not report.several:
         return None
     if not report.ranked:
@@ -55,7 +55,7 @@ def front_section(report: StudyReport) -> Section | None:
 
 
 def importance_section(report: StudyReport) -> Section:
-    """How much each parameter matters."""
+    """The importance of each parameter."""
     found, title = report.importances, "Importance of the parameters"
     of_forks = ONE_OF_FORKS if report.forks else ""
     if found.missing is not None:
@@ -100,9 +100,9 @@ def parallel_section(report: StudyReport) -> Section:
 
 
 def _what_none_means(trials: Sequence[FrozenTrial], axes: Sequence[str]) -> str:
-    """What the page says of `None`, which also a choice may be; empty where every trial has each parameter.
+    """The page's remark on `None`, which may also be a choice; empty if every trial has all parameters.
 
-    A choice beside trials without the parameter is `None (value)`: Optuna tells them apart.
+    Optuna shows a choice as `None (value)` if some trials lack the parameter.
     """
     whole = [name for name in axes if all(name in trial.params for trial in trials)]
     if len(whole) == len(axes):
@@ -164,7 +164,7 @@ def _escaped(trials: Sequence[FrozenTrial], report: StudyReport) -> optuna.Study
 
 
 def _several_figures(name: str, drawn: Iterable[tuple[str, go.Figure]]) -> Markup:
-    """A figure by metric; headed by it where there are several."""
+    """A figure for each metric, with the metric as a heading if there are several."""
     return by_metric(
         (metric, figure(f"{name}-{place}", each, f"{name} of {metric}"))
         for place, (metric, each) in enumerate(drawn)

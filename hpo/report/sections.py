@@ -32,7 +32,7 @@ from hpo.wording import count_of, listed, shown, study_progress
 
 
 def overview(report: StudyReport) -> Markup:
-    """The study: what it is after, how far it is, and the best trial with its parameters."""
+    """The study's goals and progress, and the best trial with its parameters."""
     status = report.status
     ends = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in status["outcomes"].items() if count)
     goals = "; ".join(f"{metric}, {direction}" for metric, direction in report.goals.items())
@@ -68,7 +68,7 @@ def _best_rows(report: StudyReport) -> list[tuple[str, Any]]:
 
 
 def _worth_a_look(report: StudyReport) -> Markup:
-    """Links to what people should know of."""
+    """Links to findings that people should know."""
     edges, failed = len(report.edges), sum(len(each.trials) for each in report.causes if each.is_end)
     links = []
     if edges:
@@ -102,7 +102,7 @@ def history_section(report: StudyReport) -> Section:
 
 
 def _undrawn_best(report: StudyReport) -> str:
-    """Where a scheduler has paused the best trial, which is no point then, that the line ends above it."""
+    """A remark if the best trial is paused: it has no point then, and the line does not reach its value."""
     if report.several or not report.best or is_ranked(report.best[0]):
         return ""
     best = report.best[0]
@@ -110,8 +110,8 @@ def _undrawn_best(report: StudyReport) -> str:
 
 
 def _leaders(report: StudyReport) -> Markup:
-    """The best trials in a table; of a large front some."""
-    kept = evenly(report.leaders[::-1], MOST_TRIALS)[::-1]  # so that the first, the best, is always there
+    """A table of the best trials; of a large front, a sample."""
+    kept = evenly(report.leaders[::-1], MOST_TRIALS)[::-1]  # so that the first, the best, is always kept
     if not kept:
         return Markup()
     names = list(dict.fromkeys(name for trial in kept for name in trial.params))
@@ -146,7 +146,7 @@ def curves_section(report: StudyReport) -> Section:
 
 
 def failure_section(report: StudyReport) -> Section:
-    """What went wrong, equal causes together."""
+    """The failures, grouped by cause."""
     if not report.causes:
         return Section("failures", "Failures", note("None."))
     rows = [
@@ -166,7 +166,7 @@ def failure_section(report: StudyReport) -> Section:
 
 
 def edge_section(report: StudyReport) -> Section:
-    """Parameters whose best values lie at an end of their range."""
+    """Parameters whose best values are at an end of their range."""
     title = "Parameters at the edge of their range"
     if not report.edges:
         enough = len(report.unrelated) > 1
@@ -182,5 +182,5 @@ def edge_section(report: StudyReport) -> Section:
     return Section("edges", title, points(each.said for each in report.edges) + note(remark))
 
 
-#: Where trials count that were drawn by themselves.
+#: The remark on results that count one trial of each lineage.
 ONE_OF_FORKS: Final = " Of a trial and its forks the best one counts."

@@ -29,7 +29,7 @@ DARK: Final = {
 
 
 def figure_template(colors: dict[str, str]) -> dict[str, Any]:
-    """What plotly.js takes for everything that a figure does not say itself."""
+    """The plotly.js template: the defaults for everything that a figure does not set."""
     axis = {
         "gridcolor": colors["grid"],
         "linecolor": colors["line"],

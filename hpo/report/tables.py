@@ -1,4 +1,4 @@
-"""All trials of a study as a table in a file: CSV, JSON or Parquet, one row a trial, or one an epoch."""
+"""Writes all trials of a study as a table: CSV, JSON or Parquet, with a row for each trial, or each epoch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _AFTER: Final[Mapping[str, Kind]] = {
     "device": "text",
     "reason": "text",
 }
-#: Whole numbers of 64 bits end below it; larger ones, which a function may draw, are text with all digits.
+#: Whole numbers of 64 bits are smaller; larger ones, which a function may draw, become text with all digits.
 _WHOLE: Final = 2**63
 _CURVES: Final[Mapping[str, Kind]] = {"trial": "integer", "epoch": "integer", "value": "number"}
 
@@ -48,13 +48,13 @@ _CURVES: Final[Mapping[str, Kind]] = {"trial": "integer", "epoch": "integer", "v
 class Table:
     """A table: its columns with their kinds, and its rows.
 
-    The columns are those of the study file, for any trials, so two exports of one study have the same;
-    only the metrics of the best epoch have to be looked for. A value that a trial does not have is None. Numbers
-    may be infinite or NaN.
+    The columns come from the study file, so two exports of one study have the same columns; only those of metrics,
+    and of parameters that the file does not have, depend on the trials. A value that a trial lacks is None.
+    Numbers may be infinite or NaN.
 
     Attributes:
-        columns: Kind by name, in order.
-        rows: A value for each column.
+        columns: The columns' kinds by name, in order.
+        rows: The rows, with a value for each column.
     """
 
     columns: Mapping[str, Kind]
@@ -62,16 +62,16 @@ class Table:
 
 
 def trials_table(opened: OpenStudy) -> Table:
-    """One row a trial, in the order of their numbers.
+    """One row for each trial, by number.
 
     Columns: ``trial``, ``outcome``, ``value`` (with several objectives ``values.<metric>`` instead),
     ``params.<dotted path>``, ``metrics.<name>`` of the best epoch, ``epochs``, ``best_epoch``, ``seed``,
     ``started`` and ``ended`` (of the first and the last attempt, UTC), ``duration_s`` (of all attempts together),
     ``attempts``, ``worker``, ``device`` (of the last attempt), ``reason`` (of a failed trial). The values are
-    those of `hpo trials`: of a trial that has not completed the best so far.
+    those of `hpo trials`: for a trial that is not complete, the best so far.
     """
     entries = study_trials(opened)
-    # Read later: a trial may have begun since, and one that has ended has all that belongs to its end.
+    # Read after the entries: a trial may have started since, and a trial that has ended has all its final data.
     by_number = {trial.number: trial for trial in own_trials(opened)}
     frozen = [by_number[entry["trial"]] for entry in entries]
     rows = [_row(opened, trial, entry) for trial, entry in zip(frozen, entries, strict=True)]
@@ -80,7 +80,7 @@ def trials_table(opened: OpenStudy) -> Table:
     columns |= dict.fromkeys(_values(opened, None), "number")
     space = opened.spec.search_space
     columns |= {f"params.{name}": _kind(param) for name, param in space.items()}
-    # Those that a function draws itself, and those that the file had when the trials were drawn.
+    # Parameters that a function draws itself, and those of an earlier study file.
     drawn = {name: each for trial in frozen for name, each in trial.distributions.items() if name not in space}
     columns |= {f"params.{name}": _drawn_kind(each) for name, each in drawn.items()}
     columns |= dict.fromkeys(metrics, "number")
@@ -99,7 +99,7 @@ def curves_table(opened: OpenStudy) -> Table:
 
 
 def write_table(table: Table, form: str, path: Path) -> None:
-    """Write a table to a file, as a whole or not at all; folders are made.
+    """Write a table to a file, completely or not at all; creates folders.
 
     Raises:
         InputError: The path is a folder.
@@ -122,11 +122,10 @@ def write_table(table: Table, form: str, path: Path) -> None:
 def table_text(table: Table, form: str) -> str:
     """A table as text: ``csv`` (RFC 4180, but lines end as on Unix) or ``json`` (a list of objects).
 
-    A missing value is an empty field in CSV and null in JSON, a list or mapping in CSV its JSON. Numbers that are
-    not finite are ``inf``, ``-inf`` and ``nan`` in CSV, which pandas reads back; JSON knows none, and gets null.
-    Text is written as it is, also where it begins with ``=``: the choices are those of the person's own study
-    file, and changed they could not be joined with anything. Who opens a stranger's study in a spreadsheet
-    imports the columns as text.
+    A missing value is an empty field in CSV and null in JSON; a list or mapping is JSON in CSV. Numbers that are
+    not finite are ``inf``, ``-inf`` and ``nan`` in CSV, which pandas reads back, and null in JSON. Text is written
+    unchanged, even if it begins with ``=``: it comes from the user's own study file, and joins with other data
+    need it unchanged. To open a stranger's study in a spreadsheet, import the columns as text.
     """
     if form == "json":
         return json.dumps(finite([_plain(row) for row in table.rows]), indent=2) + "\n"
@@ -138,12 +137,12 @@ def table_text(table: Table, form: str) -> str:
 
 
 def _plain(row: Row) -> Row:
-    """The row with times as ISO 8601 has them."""
+    """The row with times in ISO 8601."""
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}
 
 
 def _cells(row: Row) -> Row:
-    """A plain row with lists and mappings as the text that the study file's choices have in tables."""
+    """A plain row with lists and mappings as text, as tables show them."""
     return {name: label(value) for name, value in _plain(row).items()}
 
 
@@ -173,7 +172,7 @@ def _row(opened: OpenStudy, trial: FrozenTrial, entry: Mapping[str, Any]) -> Row
 
 
 def _values(opened: OpenStudy, entry: Mapping[str, Any] | None) -> Row:
-    """The columns of the study's metrics, with a trial's values if there is one; the leading one may be so far."""
+    """The columns of the study's metrics with a trial's values, or None without one; the leading may be so far."""
     goals = opened.spec.study.objectives
     if goals is None:
         return {"value": entry and entry["value"]}
@@ -182,19 +181,19 @@ def _values(opened: OpenStudy, entry: Mapping[str, Any] | None) -> Row:
 
 
 def _utc(moment: datetime | None) -> datetime | None:
-    """A time of Optuna's, which has no zone and means this machine's."""
+    """A time of Optuna, which is in this machine's time zone without saying so, in UTC."""
     return None if moment is None else moment.astimezone(UTC)
 
 
 def _kind(param: ParamSpec) -> Kind:
-    """What a column of this parameter holds; choices of different types are text."""
+    """The kind of a parameter's column; choices of different types become text."""
     if isinstance(param, FloatParam | IntParam):
         return "number" if isinstance(param, FloatParam) else "integer"
     return _kind_of(param.choices)
 
 
 def _drawn_kind(drawn: BaseDistribution) -> Kind:
-    """The same of a parameter that a function draws itself."""
+    """The kind of the column of a parameter that a function draws itself."""
     if isinstance(drawn, IntDistribution):
         return _kind_of((drawn.low, drawn.high))
     return _kind_of(drawn.choices) if isinstance(drawn, CategoricalDistribution) else "number"
@@ -234,8 +233,8 @@ def _write_parquet(table: Table, path: Path) -> None:
 
 
 def _as(kind: Kind, value: Any) -> Any:
-    """A value as a column of one type can hold it: among texts, other choices are written as in JSON."""
+    """A value converted to its column's type: in a column of texts, other choices become JSON."""
     value = label(value)
     if kind == "number" and value is not None:
-        return float(value)  # pyarrow takes no whole number that a float rounds
+        return float(value)  # pyarrow refuses whole numbers that a float would round
     return json.dumps(value) if kind == "text" and not isinstance(value, str | None) else value

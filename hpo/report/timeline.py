@@ -1,4 +1,4 @@
-"""Who was at work when: the attempts of the ledger by worker, and the share of the time each was busy."""
+"""Sorts the ledger's attempts by worker, and computes the share of time in which each worker was busy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from hpo.storage.ledger import Attempt
 
-#: A time without any work that is longer than this share of all the work is a pause, and is not drawn.
+#: A time without work that is longer than this share of the work is a pause, which is not drawn.
 _PAUSE: Final = 0.1
 
 
@@ -18,14 +18,14 @@ class Work:
 
     Attributes:
         trial: The trial's number.
-        attempt: Which attempt at it, from 1.
-        worker: Who worked.
-        host: On which machine.
-        device: On which device.
-        start: When it began, in seconds since the epoch.
-        end: When it ended, or was last heard of.
-        outcome: How it ended; ``running`` while it has not.
-        reason: Why, where there is more to say.
+        attempt: The attempt's number, from 1.
+        worker: The worker.
+        host: Its machine.
+        device: Its device.
+        start: When the attempt began, in seconds since the epoch.
+        end: When it ended, or last beat.
+        outcome: How it ended; ``running`` until then.
+        reason: Why it ended, if that is stored.
     """
 
     trial: int
@@ -40,7 +40,7 @@ class Work:
 
     @classmethod
     def of(cls, attempt: Attempt, trial: int) -> Self:
-        """An attempt as the ledger has it, at the trial of this number."""
+        """The work of an attempt of the ledger, at the trial with this number."""
         return cls(
             trial,
             attempt.attempt,
@@ -56,12 +56,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Lane:
-    """One worker on one device, and what it did.
+    """The work of one worker on one device.
 
     Attributes:
-        name: For people; names the machine only where there are several.
-        work: Its attempts by their start.
-        busy: Seconds in which it was at work.
+        name: Its name for people, with the machine only if there are several.
+        work: Its attempts, sorted by start.
+        busy: The seconds in which it was busy.
     """
 
     name: str
@@ -74,8 +74,8 @@ class Timeline:
     """The work of a study.
 
     Attributes:
-        lanes: By name.
-        spans: Times in which a worker was busy, pauses between them: (start, end) in seconds since the epoch.
+        lanes: The lanes, sorted by name.
+        spans: The times when the study ran, as (start, end) in seconds since the epoch; between them are pauses.
     """
 
     lanes: Sequence[Lane]
@@ -95,7 +95,7 @@ class Timeline:
         return cls([Lane(name, lanes[name], busy[name]) for name in order], _joined(_united(work)))
 
     def latest(self, most: int) -> Self:
-        """The same with so many attempts at most: those that began last. Workers without any of them stay."""
+        """A copy with only the `most` attempts that began last; lanes without any of them stay."""
         starts = sorted(each.start for lane in self.lanes for each in lane.work)
         if len(starts) <= most:
             return self
@@ -106,17 +106,17 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """How long the study ran, pauses left out."""
+        """How long the study ran, without pauses."""
         return _length(self.spans)
 
     @property
     def worked(self) -> float:
-        """Seconds of all workers together."""
+        """The busy seconds of all workers together."""
         return sum(lane.busy for lane in self.lanes)
 
     @property
     def busy_share(self) -> float | None:
-        """Share of the workers' time in which they were busy; None where no worker was."""
+        """The share of the workers' time in which they were busy; None without any work."""
         return self.worked / (self.seconds * len(self.lanes)) if self.seconds else None
 
     @property
@@ -125,11 +125,11 @@ class Timeline:
         return self.spans[-1][1] - self.spans[0][0] - self.seconds if self.spans else 0.0
 
     def at(self, instant: float) -> float:
-        """Seconds that the study had run at an instant."""
+        """The seconds that the study had run at an instant, without pauses."""
         return sum(max(0.0, min(end, instant) - start) for start, end in self.spans)
 
     def totals(self) -> dict[str, Any]:
-        """Sums as plain data; times in seconds."""
+        """The totals as plain data; times in seconds."""
         by_outcome: dict[str, float] = {}
         for lane in self.lanes:
             for each in lane.work:
@@ -154,9 +154,9 @@ class Timeline:
 
 
 def _united(work: Iterable[Work]) -> list[tuple[float, float]]:
-    """The times in which at least one of these was under way."""
+    """The times in which at least one attempt was running."""
     spans: list[tuple[float, float]] = []
-    for each in work:  # by their start
+    for each in work:  # sorted by start
         if spans and each.start <= spans[-1][1]:
             spans[-1] = (spans[-1][0], max(spans[-1][1], each.end))
         else:
@@ -165,7 +165,7 @@ def _united(work: Iterable[Work]) -> list[tuple[float, float]]:
 
 
 def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same, with the short gaps closed: between two trials a worker idles, but the study runs."""
+    """The spans with short gaps closed: between two trials a worker is idle, but the study runs."""
     longest = _PAUSE * _length(spans)
     joined: list[tuple[float, float]] = []
     for start, end in spans:

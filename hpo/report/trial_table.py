@@ -1,4 +1,4 @@
-"""The sections of the page that list every trial: what was asked for, and, by itself, what hpo keeps beside it."""
+"""The sections of the page that list every trial: one with its results, one with hpo's internal records."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import best_reported
 from hpo.wording import count_of, shown
 
-#: Trials that are side by side when the page is opened.
+#: How many trials are compared when the page is opened.
 _SIDE_BY_SIDE: Final = 2
 
 
 def trials_section(report: StudyReport) -> Section:
-    """All trials in a table that is sorted and filtered in the page, and those that are ticked side by side."""
+    """A table of all trials, which the page can sort and filter, and a comparison of the ticked ones."""
     title = "All trials" if len(report.sample) == len(report.trials) else "Trials"
     if not report.trials:
         return Section("trials", title, note("There is no trial yet."))
@@ -59,8 +59,8 @@ def _cells(report: StudyReport, trial: FrozenTrial, params: Sequence[str], metri
 
 
 def _values(report: StudyReport, trial: FrozenTrial) -> list[Any]:
-    """A trial's value by goal; of one that has not completed the best so far, empty where there is none."""
-    if outcome_of(trial) == Outcome.COMPLETE:  # Optuna's value of a pruned one is its last
+    """A trial's values by goal: if it is not complete, the best value so far; empty without one."""
+    if outcome_of(trial) == Outcome.COMPLETE:  # Optuna's value of a pruned trial is its last one
         return [_finite(value) for value in trial.values]
     return [_finite(best_reported(trial, report.direction)), *[""] * (len(report.goals) - 1)]
 
@@ -97,7 +97,7 @@ def _remarks(report: StudyReport, params: Sequence[str]) -> list[str]:
 
 
 def _comparison(report: StudyReport) -> Markup:
-    """The place of the comparison, with the curves that the figure of all of them leaves out."""
+    """The comparison of trials, with the data of the curves that the figure of all curves leaves out."""
     curves = [trial for trial in report.sample if trial.intermediate_values]
     if not curves:
         return comparison(None, None, HEIGHT)
@@ -109,7 +109,7 @@ def _comparison(report: StudyReport) -> Markup:
 
 
 def _columns(trials: Sequence[FrozenTrial]) -> dict[str, list[Any]]:
-    """Curves as the figures have them: one column each for epochs, values and trials."""
+    """Curves as data for figures: one column each for epochs, values and trials."""
     found: dict[str, list[Any]] = {"x": [], "y": [], "customdata": []}
     for trial in trials:
         for epoch, value in curve_points(trial.intermediate_values):
@@ -120,7 +120,7 @@ def _columns(trials: Sequence[FrozenTrial]) -> dict[str, list[Any]]:
 
 
 def internals_section(report: StudyReport) -> Section:
-    """What hpo keeps of each trial beside what was asked for."""
+    """hpo's internal records of each trial."""
     title = "Kept of each trial"
     if not report.trials:
         return Section("internals", title, note("There is no trial yet."))
