@@ -1,4 +1,4 @@
-"""What a terminal shows: event lines, the live view, tables, JSON; and the snapshot of a study that they draw.
+"""The output of a running study on a terminal: lines, the live view and JSON events, and the data they show.
 
-Imports from execution and below. Used by `hpo.cli` and `hpo.api.functions`.
+Imports from execution and below. `hpo.cli` and `hpo.api.functions` use it.
 """

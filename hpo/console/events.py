@@ -30,8 +30,8 @@ Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), 
                    it can't be read)
 =================  ====================================================================================
 
-What has no value is null, numbers that are not finite among it. An epoch is reported once: those before the
-epoch that a trial resumes from are not reported again. Names stay; more events and entries may come.
+A missing value, or a number that is not finite, is null. An epoch is reported once: those before the epoch that
+a trial resumes from are not reported again. Names stay the same; new events and entries may be added.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from hpo.trial.resources import Slot
 
 
 class EventWriter:
-    """Writes an event for each thing that happens; see this module for their names.
+    """Writes a line for each event; the module's docstring lists the events.
 
     Args:
         opened: The study.
-        out: Where the lines go.
+        out: The stream to write to.
     """
 
     def __init__(self, opened: OpenStudy, out: TextIO) -> None:
@@ -71,7 +71,7 @@ class EventWriter:
         self._output = BestEffort()
 
     def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
-        """The study starts; OSError as in `heard`."""
+        """Write that the study starts; raises OSError as `heard` does."""
         spec, status = self._opened.spec, study_status(self._opened)
         self._write(
             "study_started",
@@ -87,7 +87,7 @@ class EventWriter:
         )
 
     def heard(self, label: str, message: Heard) -> None:
-        """Write what a worker or the supervisor says.
+        """Write the event of a message from a worker or the supervisor.
 
         Raises:
             OSError: The reader is gone.
@@ -117,16 +117,16 @@ class EventWriter:
             self._write("worker_failed", worker=label, reason=message.message)
 
     def end(self, ending: str, reason: str | None = None) -> None:
-        """The study's run ends; OSError as in `heard`."""
+        """Write that the run has ended; raises OSError as `heard` does."""
         try:
             with self._opened.storage.patience.whole():
                 status = study_status(self._opened)
-        except StudyError:  # the database is away
+        except StudyError:  # the database can't be reached
             status = None
         self._write("study_ended", ending=ending, reason=reason, status=status)
 
     def close(self) -> None:
-        """Nothing is left to be done."""
+        """Do nothing: every line is written already."""
 
     def _epochs(self, label: str, message: EpochsEnded) -> None:
         if message.resumed:

@@ -1,4 +1,4 @@
-"""What `hpo run` prints: a line for each thing that happens, on a terminal with a picture below them."""
+"""Prints the output of `hpo run`: a line for each event, on a terminal with a live picture below the lines."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from hpo.wording import are, best_list, count_of, granted, parameter, shown, stu
 
 
 class Reporter:
-    """Prints a line for each thing that happens.
+    """Prints a line for each event.
 
     Args:
         opened: The study.
-        quiet: Print what went wrong, and nothing else.
+        quiet: Print only what went wrong.
     """
 
     def __init__(self, opened: OpenStudy, *, quiet: bool = False) -> None:
@@ -46,7 +46,7 @@ class Reporter:
         self._output = BestEffort()
 
     def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
-        """Say what is about to run; OSError as in `heard`."""
+        """Print what is about to run; raises OSError as `heard` does."""
         spec, (done, of, unit) = self._opened.spec, self._tally.progress
         self._tally.begin(workers)
         devices = ", ".join(dict.fromkeys(slot.label for slot in workers.values()))
@@ -59,7 +59,7 @@ class Reporter:
             self._say(f"storage {display_url(spec.storage_url)}")
 
     def heard(self, label: str, message: Heard) -> None:
-        """Print what a worker or the supervisor says.
+        """Print a message from a worker or the supervisor.
 
         Raises:
             OSError: The reader is gone: the terminal or the pipe is closed.
@@ -80,12 +80,12 @@ class Reporter:
                 self._granted(message)
 
     def end(self, ending: str, reason: str | None = None) -> None:  # noqa: ARG002 - the interface of listeners
-        """The run has ended; what it has come to is said by `print_summary`."""
+        """Do nothing at the end of the run: `print_summary` prints its result."""
         if self._pruned_at_end:
             self._say(f"{count_of(self._pruned_at_end, 'paused trial')} pruned, as the study has ended")
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal; nothing to do here."""
 
     def _say(self, text: str, *, trouble: bool = False) -> None:
         """Print a line; a quiet run prints only trouble, on standard error."""
@@ -96,7 +96,7 @@ class Reporter:
         if settled.state == TrialState.WAITING:
             self._say(f"trial {settled.number} is requeued: {settled.reason}", trouble=True)
             return
-        if settled.state == TrialState.PRUNED:  # it was paused: there may be hundreds
+        if settled.state == TrialState.PRUNED:  # a paused trial; there may be hundreds
             self._pruned_at_end += 1
             return
         failed = settled.state == TrialState.FAIL
@@ -111,7 +111,7 @@ class Reporter:
         self._say(self._line(report) + self._why(report.reason), trouble=bool(report.reason))
 
     def _granted(self, message: Started | Extended) -> None:
-        """A grant, and why; without a scheduler a trial starts without a word."""
+        """Print a grant and its reason; without a scheduler, the start of a trial prints nothing."""
         if not message.grants:
             return
         until, why = message.grants[-1]["until"], message.grants[-1]["why"]
@@ -122,14 +122,14 @@ class Reporter:
             self._say(f"trial {message.number} trains on after epoch {after}, {granted(until, why)}")
 
     def _why(self, reason: str) -> str:
-        """The reason on a line of its own; one that has just been shown is not shown again."""
+        """The reason on its own line, `(as before)` if it was the last one shown; empty without a reason."""
         if not reason or reason == self._shown:
             return "" if not reason else " (as before)"
         self._shown = reason
         return f"\n    {reason}"
 
     def _line(self, report: TrialReport) -> str:
-        """What a trial has come to, in a terminal of 80 columns; the best one so far says so."""
+        """The result of a trial on a line for 80 columns, with a remark if it is the best so far."""
         metric = self._opened.spec.study.metric
         unit = "epoch " if report.epochs == 1 else "epochs"
         return (
@@ -139,7 +139,7 @@ class Reporter:
         ).rstrip()
 
     def _rank(self, number: int) -> str:
-        """That a trial is the best so far, or one on the Pareto front."""
+        """A remark if a trial is the best so far, or on the Pareto front."""
         if number not in [each["trial"] for each in self._tally.best]:
             return ""
         return "best" if len(self._opened.spec.study.goals) == 1 else "on the front"
@@ -150,40 +150,40 @@ class Reporter:
 
 
 class LiveReporter(Reporter):
-    """As `Reporter`, with a picture of the study below the lines."""
+    """A `Reporter` with a live picture of the study below the lines."""
 
     def __init__(self, opened: OpenStudy) -> None:
         super().__init__(opened)
         self._screen = Screen()
 
     def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
-        """Say what is about to run, and draw it."""
+        """Print what is about to run, and draw the picture."""
         super().begin(workers, placed)
         self._screen.open()
         self._screen.show(self._picture, now=True)
 
     def heard(self, label: str, message: Heard) -> None:
-        """Print what is said, and draw what has come of it; OSError where the terminal is closed."""
+        """Print a message and redraw the picture; raises OSError if the terminal is closed."""
         super().heard(label, message)
         self._screen.show(self._picture, now=isinstance(message, TrialReport | Settled))
 
     def close(self) -> None:
-        """Take the picture away; the lines stay."""
+        """Remove the picture; the lines stay."""
         self._screen.close()
 
     def _granted(self, message: Started | Extended) -> None:
-        """The picture shows it."""
+        """Do nothing: the picture shows grants."""
 
     def _picture(self) -> Picture:
         return Picture(self._tally.view())
 
 
 def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
-    """Say what the study has come to, and what to do next.
+    """Print the study's result, and what to do next.
 
     Args:
         opened: The study.
-        arguments: What the next commands need, see `kept_arguments`.
+        arguments: The arguments for the next commands, see `kept_arguments`.
         ending: Why the run has ended, see `hpo.execution.supervisor.Ending`.
     """
     status = study_status(opened)
@@ -208,7 +208,7 @@ def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
 
 
 def _print_ending(opened: OpenStudy, status: dict[str, Any], ending: str) -> None:
-    """Why the run has ended before its budget was used, if it has."""
+    """Print why the run has ended before its budget was used, if it has."""
     done, of, unit = study_progress(status)
     if ending == "timeout":
         unfinished = status["waiting"] + status["paused"]
@@ -229,7 +229,7 @@ def _print_ending(opened: OpenStudy, status: dict[str, Any], ending: str) -> Non
 
 
 def _print_front(front: list[dict[str, Any]], arguments: str) -> None:
-    """The Pareto front, a line a trial: none of them is better than another in every objective."""
+    """Print the Pareto front, one trial a line: none is better than another in every objective."""
     print(f"Pareto front: {count_of(len(front), 'trial')}")
     for entry in front:
         values = ", ".join(f"{name} {shown(value, 5)}" for name, value in entry["values"].items())
@@ -251,7 +251,7 @@ def _print_best(opened: OpenStudy, best: dict[str, Any], arguments: str) -> None
 
 
 def kept_arguments(study: Path, overrides: list[str] | None, storage: str | None, output_dir: str | None) -> str:
-    """What the next commands on this study need as well, as a shell reads it; without passwords of URLs."""
+    """The arguments that the next commands on this study need, quoted for a shell, without passwords of URLs."""
     options = {"--storage": storage, "--output-dir": output_dir}
     kept = [str(study), *(overrides or ())]
     for name, value in options.items():
@@ -260,14 +260,14 @@ def kept_arguments(study: Path, overrides: list[str] | None, storage: str | None
 
 
 def same_command() -> str:
-    """The command that is running, as a shell reads it; without passwords of URLs."""
-    # A person who runs it has all of its time limit, and is no start of a submitted driver.
+    """The running command, quoted for a shell, without passwords of URLs."""
+    # Without --submission: a person's run is not a start of the submitted driver, and has its own time limit.
     words = [without_password(word) for word in sys.argv[1:] if not word.startswith("--submission=")]
     return f"{_command()} {shlex.join(words)}"
 
 
 def _command() -> str:
-    """How this command was called, in words that a shell finds again."""
+    """The command's name or path, as a shell would find it again."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m hpo"

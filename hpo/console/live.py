@@ -1,7 +1,7 @@
-"""What a running study looks like on a terminal: a picture of plain data, and nothing that changes.
+"""Draws a running study for a terminal, from plain data and without any state.
 
-`StudyView` is all that the picture shows; `picture` makes something of it that rich can print, also into a file
-(``Console(record=True).export_svg()``).
+`StudyView` has everything that the picture shows; `picture` turns it into a renderable of rich, which can also be
+written to a file (``Console(record=True).export_svg()``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOTICES: Final = 3
 _FRONT: Final = 3
 _COLOURS: Final[Mapping[str, str]] = {"complete": "green", "pruned": "yellow", "diverged": "magenta"}
 _SIGN: Final[Mapping[str, str]] = {"minimize": "↓", "maximize": "↑"}
-#: Columns of the workers' table, and the width of a terminal from which on each is shown.
+#: The columns of the workers' table, and the terminal width from which each is shown.
 _COLUMNS: Final[Mapping[str, int]] = {
     "worker": 56,
     "trial": 0,
@@ -42,11 +42,11 @@ _COLUMNS: Final[Mapping[str, int]] = {
 
 @dataclass(frozen=True)
 class GrantView:
-    """What a scheduler has granted a trial.
+    """A scheduler's grant for a trial.
 
     Attributes:
         after: The epoch after which it starts or resumes; 0 for a new trial.
-        until: The epoch after which it pauses; None: its end.
+        until: The epoch after which it pauses; None: it trains to its end.
         why: The reason in words; see `hpo.wording.reason_of_grant`.
     """
 
@@ -56,7 +56,7 @@ class GrantView:
 
     @classmethod
     def of(cls, grants: Sequence[Granted]) -> GrantView | None:
-        """The last of a trial's grants; None without a scheduler."""
+        """The last grant of a trial; None without a scheduler."""
         if not grants:
             return None
         return cls(granted_after(grants), grants[-1]["until"], reason_of_grant(grants[-1]["why"]))
@@ -64,20 +64,20 @@ class GrantView:
 
 @dataclass(frozen=True)
 class WorkerView:
-    """A worker, and the trial that it has.
+    """A worker and its current trial.
 
     Attributes:
         worker: Its name.
         device: Its device.
-        trial: Its trial; None while it has none.
+        trial: The trial's number; None while the worker has none.
         epoch: Epochs that the trial has finished.
-        max_epochs: Epochs of a run to the end; None where that is not known.
+        max_epochs: The epochs of a whole trial; None if not known.
         value: The metric after the latest epoch that was validated.
-        predicted: The predicted final loss, where there is one.
-        curve: The metric after each epoch so far; None where there is no value.
-        seconds: What this attempt at the trial has taken.
-        resumed: Epochs that earlier attempts had finished; None where that is not known.
-        granted: What a scheduler has granted the trial last; None without one.
+        predicted: The predicted final loss, if there is one.
+        curve: The metric after each epoch so far; None for an epoch without a value.
+        seconds: The seconds that this attempt has taken.
+        resumed: Epochs that earlier attempts had finished; None if not known.
+        granted: The trial's last grant; None without a scheduler.
     """
 
     worker: str
@@ -95,20 +95,20 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class StudyView:
-    """A study at one instant.
+    """The state of a study at one time.
 
     Attributes:
         study: Its name.
         goals: Each metric that is optimised, with ``minimize`` or ``maximize``.
-        progress: How far it is; see `hpo.wording.progress`.
-        outcomes: How many trials have ended in each way.
+        progress: Its progress, see `hpo.wording.progress`.
+        outcomes: The number of ended trials by outcome.
         waiting: Trials that wait to start or resume.
         paused: Trials that are paused.
         best: The best trial, or the Pareto front: of each its ``trial``, ``value`` and ``params``; with several
             objectives ``values``.
         front: How many trials the Pareto front has; 0 for a study with one objective.
         workers: What each worker does.
-        seconds: How long this run of it has taken, if it is one.
+        seconds: The seconds that this run has taken; None if the view is not of a run.
         left_s: An estimate of the seconds left, see `seconds_left`.
         notices: The newest warnings, the latest last.
     """
@@ -128,28 +128,27 @@ class StudyView:
 
     @property
     def so_far(self) -> str:
-        """How far it is: ``12/40 trials``."""
+        """The progress as text: ``12/40 trials``."""
         done, of, unit = self.progress
         return f"{done}/{of} {unit}"
 
 
 def seconds_left(unstarted: int, ended_s: Sequence[float], workers: Sequence[WorkerView]) -> float | None:
-    """About how long a study will still take.
+    """Estimate how long a study will still take.
 
-    A trial in progress takes as long as its remaining epochs do at its own pace, which is that of the epochs of
-    this attempt. A trial that has not started (or waits to resume) takes the mean of the ended ones, as they
-    ended: pruned and failed ones were short and count as short. Trials in progress count in that mean with the
-    length they are heading for, else the first ones to end, which are the short ones, would speak for all. The sum
-    is shared by the workers, but a trial is not divided. As a running trial may still be pruned, the estimate is
-    rather too long than too short, most so at the start.
+    A running trial takes the time of its remaining epochs at the pace of this attempt. A trial that has not
+    started (or waits to resume) takes the mean time of the ended ones, in which pruned and failed trials count as
+    short as they were. Running trials count in that mean with their expected length; otherwise the first trials to
+    end, the short ones, would decide it alone. The sum is divided among the workers, but a trial is not divided.
+    As running trials may still be pruned, the estimate is too long rather than too short, mostly at the start.
 
     Args:
-        unstarted: Trials that no worker has yet.
-        ended_s: Seconds of each trial that has ended.
-        workers: Those at work; their trials' lengths count where ``max_epochs`` is known and an epoch is done.
+        unstarted: The number of trials that no worker has yet.
+        ended_s: The seconds of each trial that has ended.
+        workers: The workers; a trial's length counts if ``max_epochs`` is known and an epoch is done.
 
     Returns:
-        Seconds; None where there is nothing to estimate from, or no worker is busy.
+        Seconds; None if there is nothing to estimate from, or no worker is busy.
     """
     running = [worker for worker in workers if worker.trial is not None]
     heading = [_heading_for(worker) for worker in running]
@@ -165,7 +164,7 @@ def seconds_left(unstarted: int, ended_s: Sequence[float], workers: Sequence[Wor
 
 
 def _heading_for(worker: WorkerView) -> float | None:
-    """Seconds of this attempt, if the trial runs to its end at its pace so far."""
+    """The seconds of this attempt if the trial continues to its end at its pace so far."""
     if worker.resumed is None or worker.max_epochs is None or worker.epoch <= worker.resumed:
         return None
     own = worker.epoch - worker.resumed
@@ -173,10 +172,10 @@ def _heading_for(worker: WorkerView) -> float | None:
 
 
 def sparkline(values: Sequence[float | None], width: int = _CURVE, *, ascii_only: bool = False) -> str:
-    """A curve as one line of bars, from its least value to its greatest.
+    """A curve as one line of bars, scaled from its least value to its greatest.
 
-    A curve longer than the line is thinned out, its last value stays. What is no finite number is an ``x``; an
-    epoch without a value is left out.
+    A curve longer than the line is thinned out, but keeps its last value. A value that is not finite is an ``x``;
+    an epoch without a value is left out.
     """
     points = evenly([value for value in values if value is not None], width)
     finite = [value for value in points if math.isfinite(value)]
@@ -188,13 +187,13 @@ def sparkline(values: Sequence[float | None], width: int = _CURVE, *, ascii_only
 def _bar(value: float, low: float, high: float, bars: str) -> str:
     if not math.isfinite(value):
         return "x"
-    # Halves, as the difference of two large numbers may be no number any more.
+    # Halves, as the difference of two large numbers may overflow.
     share = (value / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.0
     return bars[round(share * (len(bars) - 1))]
 
 
 def shown_seconds(seconds: float) -> str:
-    """A time as a clock shows it: ``0:07``, ``12:34``, ``1:02:03``, ``2 d 01:02:03``."""
+    """A duration as on a clock: ``0:07``, ``12:34``, ``1:02:03``, ``2 d 01:02:03``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -205,21 +204,21 @@ def shown_seconds(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Picture:
-    """A view as rich prints it, in the terminal's width and no higher than the terminal."""
+    """A view as a renderable of rich, in the terminal's width and at most in its height."""
 
     view: StudyView
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """See rich's console protocol."""
+        """Render the view; see rich's console protocol."""
         height = options.height or console.height
         yield picture(self.view, options.max_width, height, ascii_only=options.ascii_only)
 
 
 def picture(view: StudyView, width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
-    """What a terminal of this size shows of a study."""
+    """The picture of a study for a terminal of this size."""
     above: list[RenderableType] = [_progress(view, width), _counts(view), *_best(view)]
     notices = _notices(view)
-    room = max(1, height - len(above) - len(notices) - 3)  # a header, a line on the workers left out, the cursor's
+    room = max(1, height - len(above) - len(notices) - 3)  # header, line about omitted workers, cursor
     shown = list(view.workers)[:room]
     parts = [*above]
     if shown:
@@ -267,7 +266,7 @@ def _counts(view: StudyView) -> Text:
 
 
 def _best(view: StudyView) -> list[RenderableType]:
-    """The best trial with its parameters; with several objectives the front's first ones, a line each."""
+    """The best trial with its parameters; with several objectives the first trials of the front, one a line."""
     lines: list[RenderableType] = []
     for entry in view.best[: _FRONT if view.front else 1]:
         values = entry.get("values") or {next(iter(view.goals)): entry["value"]}
@@ -288,7 +287,7 @@ def _workers(view: StudyView, rows: Iterable[WorkerView], width: int, *, ascii_o
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     for name in columns:
         left = name in {"worker", "device", "curve"}
-        title = Text(titles.get(name, name))  # a text would be taken for markup
+        title = Text(titles.get(name, name))  # a str would be read as markup
         table.add_column(title, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
     for row in rows:
         cells = _cells(row, ascii_only=ascii_only)
@@ -297,7 +296,7 @@ def _workers(view: StudyView, rows: Iterable[WorkerView], width: int, *, ascii_o
 
 
 def _grants(rows: Iterable[WorkerView]) -> Table:
-    """Why each trial trains, below the workers."""
+    """The table of the trials' grants, below the workers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     for name in ("trial", "after", "to", "why"):
         table.add_column(name, justify="left" if name == "why" else "right", no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""Output that may lose its reader: a pipe into `head`, a terminal that is closed."""
+"""Handles output that may lose its reader: a pipe into `head`, a terminal that is closed."""
 
 import contextlib
 import errno
@@ -16,12 +16,12 @@ class UnreadError(BrokenPipeError):
 
 
 def ready_streams() -> None:
-    """Open the standard streams that a shell has closed (`>&-`): files would be opened under their numbers.
+    """Open standard streams that a shell has closed (`>&-`), as other files would get their descriptors.
 
-    What the encoding of standard output does not have, such as `…` in Latin-1, is escaped, as standard error does.
+    Characters that the encoding of standard output lacks, such as `…` in Latin-1, are escaped, as on stderr.
     """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(opened, True)  # for workers, as those of a shell are
+        os.set_inheritable(opened, True)  # for workers, as a shell's streams are
     os.close(opened)
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
@@ -32,18 +32,18 @@ def ready_streams() -> None:
 
 @contextlib.contextmanager
 def flushed() -> Iterator[None]:
-    """Bring what is printed inside to its reader.
+    """Flush the output of the block at its end.
 
     Raises:
-        OSError: There is none any more; an `UnreadError` where it was a pipe's. What is printed from then on goes
-            nowhere, and Python has nothing to complain of when it exits.
+        OSError: The output can't be written; an `UnreadError` if the reader of a pipe is gone. The output that is
+            left is dropped, so that Python reports no error at its exit.
     """
     try:
         yield
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError as error:
-        is_ours = isinstance(error, BrokenPipeError) and _is_unread()  # a pipe of the study's own may break, too
+        is_ours = isinstance(error, BrokenPipeError) and _is_unread()  # another pipe of the study may also break
         _mute_unread()
         if is_ours:
             raise UnreadError(*error.args) from error
@@ -52,10 +52,10 @@ def flushed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_by_others() -> Iterator[None]:
-    """The reader of what is printed inside may stop reading, as `head` does.
+    """Print in the block for a reader who may stop reading, as `head` does.
 
     Raises:
-        StudyError: It can't be written for another reason: what is printed into a file is cut off there.
+        StudyError: The output can't be written for another reason, so a file of it is cut off.
     """
     try:
         with flushed():
@@ -66,14 +66,14 @@ def read_by_others() -> Iterator[None]:
 
 
 class BestEffort:
-    """Output that is worth less than the study that it is about, which continues where a disk is full."""
+    """Output that must not end its study: the study continues if a disk is full."""
 
     def __init__(self) -> None:
         self._has_failed = False
 
     @contextlib.contextmanager
     def printing(self) -> Iterator[None]:
-        """Bring what is printed inside to its reader; the first time that it can't be written, that is said.
+        """Flush the output of the block; the first time that this fails, warn.
 
         Raises:
             OSError: The reader is gone, which asks the program to end.
@@ -91,7 +91,7 @@ class BestEffort:
 
 
 def _is_of_a_reader(error: OSError) -> bool:
-    """Whether the other end of a pipe, or a terminal, is closed."""
+    """Whether an error means that the other end of a pipe, or the terminal, is closed."""
     return isinstance(error, ConnectionError) or error.errno == errno.EIO
 
 
@@ -102,7 +102,7 @@ def _unwritable(error: OSError) -> str:
 def _is_unread() -> bool:
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, TypeError, ValueError):  # no file, as in a notebook
+        with contextlib.suppress(OSError, TypeError, ValueError):  # not a file, as in a notebook
             poll.register(stream, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
@@ -112,6 +112,6 @@ def _mute_unread() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # what is left in its buffer has to go somewhere
+        except OSError:  # the rest of its buffer must go somewhere
             os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""A picture at the foot of a terminal, redrawn in place; what is printed meanwhile scrolls by above it."""
+"""Redraws a picture at the bottom of a terminal; lines that are printed meanwhile scroll above it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rich.control import Control
 from rich.live import Live
 from rich.segment import ControlType, Segment
 
-#: Seconds between two drawings at least, and a bound on their share of the time.
+#: The least seconds between two drawings, and the largest share of the time that drawing may take.
 _PAUSE: Final = 0.25
 _SHARE: Final = 20
-#: Columns of a terminal in which a picture makes sense.
+#: The fewest columns of a terminal for a picture.
 _NARROWEST: Final = 20
 
 
@@ -29,8 +29,8 @@ def is_drawable() -> bool:
 class Screen:
     """Draws on standard output between `open` and `close`.
 
-    Nothing of the terminal is changed but what stands at its foot: the cursor stays visible, so a process that is
-    killed leaves nothing to be restored.
+    It changes only the bottom lines of the terminal, and does not hide the cursor, so a process that is killed
+    leaves nothing to restore.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Screen:
         self._next = 0.0
 
     def open(self) -> None:
-        """Begin; what is printed from now on goes above the picture."""
+        """Begin drawing; from now on, printed lines appear above the picture."""
         console = Console()
         self._size = console.size
         self._live = Live(
@@ -54,10 +54,10 @@ class Screen:
         console.show_cursor(True)
 
     def show(self, make: Callable[[], RenderableType], *, now: bool = False) -> None:
-        """Draw a picture, unless one has just been drawn.
+        """Draw a picture, unless one was drawn a moment ago.
 
         Args:
-            make: Makes the picture.
+            make: Creates the picture.
             now: Draw it in any case.
 
         Raises:
@@ -73,7 +73,7 @@ class Screen:
         self._next = ended + max(_PAUSE, _SHARE * (ended - began))
 
     def close(self, last: RenderableType | None = None) -> None:
-        """Take the picture away, or leave this one in its place."""
+        """Remove the picture, or leave this last one in its place."""
         live, self._live = self._live, None
         if live is None:
             return
@@ -84,7 +84,7 @@ class Screen:
                 live.console.print(last)
 
     def _fit(self, console: Console) -> None:
-        """After the terminal has become narrower, its lines are broken: go up to where the picture begins now."""
+        """After the terminal became narrower and broke the lines, move up to where the picture begins now."""
         before, self._size = self._size, console.size
         if self._size.width >= before.width:
             return

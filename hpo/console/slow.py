@@ -1,4 +1,4 @@
-"""A line on what takes long: a person who waits for more than two seconds reads what for."""
+"""Prints what a command is doing if a step takes long, so that a person knows what they wait for."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 
 from hpo.signals import held_back
 
-#: Seconds of silence after which a step says what it is.
+#: A step's line is printed after this many seconds.
 SILENCE = 1.5
 
 
 @contextlib.contextmanager
 def slow_steps(*, shown: bool = True) -> Iterator[Callable[[str], None]]:
-    """Give a function that names the step which begins; its line is printed once the step has taken long.
+    """Yield a function to call with the name of each step that begins; the name is printed if the step takes long.
 
-    The lines go to stderr, so that what a command prints for others stays as it is; with --json there are none.
+    The lines go to stderr, so that they don't mix with a command's output; with --json there are none.
 
     Args:
         shown: Print them.
@@ -30,7 +30,7 @@ def slow_steps(*, shown: bool = True) -> Iterator[Callable[[str], None]]:
             timers.pop().cancel()
 
     def fire(step: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+        with contextlib.suppress(OSError, ValueError):  # the terminal is closed
             print(f"{step} …", file=stream, flush=True)
 
     def say(step: str) -> None:
@@ -38,7 +38,7 @@ def slow_steps(*, shown: bool = True) -> Iterator[Callable[[str], None]]:
         if shown and "--json" not in sys.argv:
             timers.append(threading.Timer(SILENCE, fire, [step]))
             timers[-1].daemon = True
-            with held_back(signal.valid_signals()):  # they stay the main thread's
+            with held_back(signal.valid_signals()):  # so that the main thread gets all signals
                 timers[-1].start()
 
     try:

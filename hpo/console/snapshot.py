@@ -1,4 +1,4 @@
-"""One look at a study, from the database alone: what it has come to, and how far its running trials are."""
+"""Reads the state of a study and its running trials, from the database alone."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ from hpo.study.status import study_status
 from hpo.study.thinning import evenly
 from hpo.wording import study_progress
 
-#: Points of a curve that are shown at most.
+#: At most this many points of a curve are shown.
 _POINTS: Final = 100
-#: Seconds between two beats of an attempt at most.
+#: The most seconds between two heartbeats of an attempt.
 _BEAT: Final = 10.0
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one look has found.
+    """The state of a study, read at one time.
 
     Attributes:
-        status: As `hpo.study.status.study_status`; each of its ``running_trials`` has more entries: ``epoch``, the
-            last that was reported (before the first, where it began), ``max_epochs`` where it is known, ``value``
-            after that, ``seconds`` that the attempt has taken, ``curve``, the values so far as pairs of epoch
-            and value (a long one is thinned out), and ``grants`` as `hpo trials --json` has them.
+        status: The status of `hpo.study.status.study_status`, with more entries for each of its
+            ``running_trials``: ``epoch``, the last one reported (until then, the one it began after),
+            ``max_epochs`` if known, the ``value`` after ``epoch``, the ``seconds`` of the attempt, ``curve``, the
+            values so far as pairs of epoch and value (thinned out if long), and ``grants`` as in
+            `hpo trials --json`.
         outcomes: The outcome of each finished trial, by number.
-        paused: Numbers of the paused trials.
-        epochs: How many each trial has trained, by number.
-        seconds: What each finished trial took, over all its attempts, by number.
-        ended: Whether nothing is left to be done.
-        waiting: Numbers of the trials that wait to start or resume.
+        paused: The numbers of the paused trials.
+        epochs: How many epochs each trial has trained, by number.
+        seconds: The seconds of all attempts of each finished trial, by number.
+        ended: Whether nothing is left to do.
+        waiting: The numbers of the trials that wait to start or resume.
     """
 
     status: dict[str, Any]
@@ -56,9 +57,9 @@ class Look:
 
 
 class Looks:
-    """Looks at a study, one after another: of trials that have ended, or are paused still, nothing is read again.
+    """Reads a study repeatedly; trials that have ended, or are still paused, are not read again.
 
-    No curves are read but those of running trials.
+    It reads only the curves of running trials.
 
     Args:
         opened: The study.
@@ -70,7 +71,7 @@ class Looks:
         self._seconds: dict[int, float | None] = {}
 
     def look(self) -> Look:
-        """Read what the study has come to now."""
+        """Read the study's current state."""
         opened, own = self._opened, own_among(self._outlines.look())
         status = study_status(opened, own)
         entries = {entry["trial"]: entry for entry in status["running_trials"]}
@@ -103,17 +104,17 @@ def _running(
 
 
 def _seconds(opened: OpenStudy, trials: Sequence[FrozenTrial]) -> dict[int, float | None]:
-    """What trials took, over all their attempts, by number; None for one that no worker has had."""
+    """The seconds of all attempts of trials, by number; None for a trial that no worker has had."""
     with opened.storage.engine.connect() as conn:
         took = ledger.seconds_of(conn, opened.study_id, [id_of_trial(trial) for trial in trials])
     return {trial.number: took.get(id_of_trial(trial)) for trial in trials}
 
 
 def has_ended(opened: OpenStudy, status: dict[str, Any]) -> bool:
-    """Whether nothing is left to be done in a study of this status.
+    """Whether nothing is left to do in a study with this status.
 
-    What waits or is paused when a study has reached its goal is not taken any more. A scheduler may start fewer
-    trials than the study may have: the agent that left last has found that nothing is left, and none died since.
+    Once a study has reached its goal, no waiting or paused trial is taken. A scheduler may start fewer trials than
+    the study may have: then the last agent to leave has found nothing to do, and no agent has died since.
     """
     if status["goal"]:
         return not status["running"]
@@ -128,12 +129,12 @@ def has_ended(opened: OpenStudy, status: dict[str, Any]) -> bool:
 
 
 def _so_far(seconds: float, beat_at: float) -> float:
-    """How long an attempt has taken: its machine's clock may be wrong, and this one's, too."""
+    """The seconds that an attempt has taken, in spite of a wrong clock on its machine or on this one."""
     return seconds + min(max(0.0, time.time() - beat_at), _BEAT)
 
 
 def _progress(trial: FrozenTrial, lasted: tuple[float, float] | None) -> dict[str, Any]:
-    """How far a running trial is."""
+    """The progress of a running trial, as the further entries of `Look.status`."""
     steps = sorted(trial.intermediate_values)
     return {
         "epoch": steps[-1] if steps else inherited_epochs(trial),

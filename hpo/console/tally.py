@@ -1,4 +1,4 @@
-"""What an `hpo run` knows of its study: what its workers say, and what the database says of all others."""
+"""Keeps the state of a study for `hpo run`: from its workers' messages, and for other agents from the database."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
 from hpo.wording import best_list, progress
 
-#: Seconds between two looks into the database, and a bound on their share of the time.
+#: Seconds between two reads of the database, and the largest share of the time that they may take.
 _LOOK: Final = 10.0
 _LOOK_SHARE: Final = 50
-#: The same for a run that has no workers of its own.
+#: Seconds between two reads for a run without workers of its own.
 _LOOK_FROM_AFAR: Final = 2.0
 _NOTICES: Final = 5
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A worker of this run, and when its trial was begun."""
+    """A worker of this run, and when its trial began."""
 
     view: WorkerView
     since: float = 0.0
 
 
 class Tally:
-    """Keeps count of a study while it runs.
+    """Keeps the state of a running study.
 
     Args:
         opened: The study.
 
     Attributes:
-        n_trials: Trials to bring to an end.
-        n_epochs: Epochs that all trials may train together; None for any number.
+        n_trials: How many trials the study is to finish.
+        n_epochs: How many epochs all trials may train together; None without a limit.
         best: The best trial so far, or the Pareto front, as in `hpo.study.status.study_status`.
     """
 
@@ -74,21 +74,21 @@ class Tally:
 
     @property
     def progress(self) -> tuple[int, int, str]:
-        """How far the study is; see `hpo.wording.progress`."""
+        """The study's progress, see `hpo.wording.progress`."""
         return progress((self.finished, self.n_trials), (sum(self._trained.values()), self.n_epochs))
 
     @property
     def finished(self) -> int:
-        """Trials that have ended, here or elsewhere."""
+        """How many trials have ended, here or elsewhere."""
         return len(self._outcomes)
 
     def begin(self, workers: Mapping[str, Slot]) -> None:
-        """Take note of the workers that there will be; where there are none, all that is shown is read."""
+        """Record this run's workers; without any, everything that is shown is read from the database."""
         self._interval = _LOOK if workers else _LOOK_FROM_AFAR
         self._rows = {label: _Row(WorkerView(label, slot.label)) for label, slot in workers.items()}
 
     def heard(self, label: str, message: Heard) -> None:
-        """Take note of what a worker or the supervisor says."""
+        """Update the state with a message from a worker or the supervisor."""
         if isinstance(message, Started):
             self._started(label, message)
         elif isinstance(message, Extended):
@@ -112,7 +112,7 @@ class Tally:
             self._look()
 
     def view(self) -> StudyView:
-        """The study as it is now."""
+        """The study's current state as a view."""
         now = time.monotonic()
         own = [_at(row, now) for row in self._rows.values()]
         workers = [*own, *self._elsewhere]
@@ -136,12 +136,12 @@ class Tally:
         done, of, unit = self.progress
         if unit == "epochs":  # at the pace of this run
             here = done - self._trained_before
-            # Below zero after a trial went back to its checkpoint.
+            # `here` is not positive after a trial went back to its checkpoint.
             return (now - self._began) / here * max(0, of - done) if here > 0 else None
         busy = sum(worker.trial is not None for worker in workers)
         return seconds_left(max(0, of - done - busy), list(self._seconds.values()), workers)
 
-    # ---- what is said
+    # ---- messages
 
     def _started(self, label: str, message: Started) -> None:
         self._paused.discard(message.number)
@@ -201,7 +201,7 @@ class Tally:
             self._notices.append(f"trial {report.number}: {report.reason}")
         if report.outcome == Outcome.COMPLETE:
             self._keep_best(report)
-        elif any(each["trial"] == report.number for each in self.best):  # it was paused; failed, it is no result
+        elif any(each["trial"] == report.number for each in self.best):  # it counted while paused
             self._look()
 
     def _settled(self, settled: Settled) -> None:
@@ -216,7 +216,7 @@ class Tally:
 
     def _keep_best(self, report: TrialReport) -> None:
         study = self._opened.spec.study
-        if len(self._goals) > 1 or study.constraints or report.bounded:  # the report is not enough to rank it
+        if len(self._goals) > 1 or study.constraints or report.bounded:  # ranking needs more than the report
             self._look()
             return
         sign = 1 if study.direction == "minimize" else -1
@@ -224,10 +224,10 @@ class Tally:
         if value is not None and (not self.best or sign * value < sign * self.best[0]["value"]):
             self.best = [{"trial": report.number, "value": value, "params": dict(report.params)}]
 
-    # ---- what is stored
+    # ---- the database
 
     def _look(self) -> None:
-        """Read the database; one that is away is said by others, and read later."""
+        """Read the database; if it can't be reached, others report that, and it is read later."""
         began = time.monotonic()
         try:
             with self._opened.storage.patience.whole():
@@ -253,7 +253,7 @@ def _at(row: _Row, now: float) -> WorkerView:
     return row.view if row.view.trial is None else replace(row.view, seconds=now - row.since)
 
 
-#: What has happened to an agent, where "has" is the wrong word.
+#: Phrases for news of agents that need another verb than "has".
 _SAID: Final = {
     "placed": "is placed",
     "found": "is found again",
@@ -265,7 +265,7 @@ _SAID: Final = {
 
 
 def in_words(news: AgentNews) -> str:
-    """What has happened to an agent, in a line."""
+    """The news of an agent on one line."""
     on, why = (f" on {news.host}" if news.host else ""), (f": {news.cause}" if news.cause else "")
     said = _SAID.get(news.what, f"has {news.what}")
     logs = f"; its output: {news.logs}" if news.logs else ""
@@ -273,7 +273,7 @@ def in_words(news: AgentNews) -> str:
 
 
 def viewed(entry: dict[str, Any], *, with_host: bool) -> WorkerView:
-    """A running trial of `hpo.console.snapshot.Look`'s status as a view shows it, by the worker that has it."""
+    """The view of the worker of a running trial, from the trial's entry in `hpo.console.snapshot.Look.status`."""
     return WorkerView(
         f"{entry['worker']}@{entry['host']}" if with_host else str(entry["worker"] or "(no lease)"),
         str(entry["device"] or ""),
@@ -283,7 +283,7 @@ def viewed(entry: dict[str, Any], *, with_host: bool) -> WorkerView:
         entry["value"],
         curve=tuple(value for _, value in entry["curve"]),
         seconds=entry["seconds"] or 0.0,
-        # Only the first attempt has done all its epochs in its own time, but for those of a fork's parent.
+        # Only for the first attempt is the number known: 0, or for a fork the epochs of its parent.
         resumed=inherited_by(entry["grants"]) if entry["attempt"] == 1 else None,
         granted=GrantView.of(entry["grants"]),
     )

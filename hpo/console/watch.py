@@ -1,4 +1,4 @@
-"""`hpo status --watch`: one look after another at a study, from the database alone."""
+"""Shows a study repeatedly for `hpo status --watch`, from the database alone."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hpo.wording import best_list, study_progress
 
 
 def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
-    """Show a study again and again until all its trials have ended.
+    """Show a study repeatedly until all its trials have ended.
 
-    A terminal shows a picture, which stays when it ends; a file gets a line for each change. A database that is
-    away is waited for.
+    A terminal shows a picture, the last of which stays; a file gets a line for each change. It waits for a database
+    that can't be reached.
 
     Args:
         spec: The study file.
         interval: Seconds between two looks.
-        json_: Print each look as one line of JSON: ``time``, ``problem`` (null, or why there is nothing more), and
-            what `hpo.console.snapshot.Look` has as ``status``.
+        json_: Print each look as one line of JSON: ``time``, ``problem`` (null, or why nothing could be read), and
+            the ``status`` of `hpo.console.snapshot.Look`.
 
     Raises:
         StudyError: There is no such study, or it has been deleted.
@@ -43,7 +43,7 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
                 found, problem = _look(opened, looks)
                 try:
                     view.show(found, problem)
-                except OSError:  # the reader is gone
+                except OSError:  # the output's reader is gone
                     return
                 if found is not None and found.ended:
                     return
@@ -51,7 +51,7 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
 
 
 def _look(opened: OpenStudy, looks: Looks) -> tuple[Look | None, str]:
-    """What is there to see, or why nothing is."""
+    """Read the study: its state, or None and the reason."""
     try:
         with opened.storage.patience.whole():
             return looks.look(), ""
@@ -71,7 +71,7 @@ def _view(opened: OpenStudy, *, json_: bool) -> _Lines | _Drawing:
 
 
 class _Lines:
-    """A line for each look, or for each that has found something new."""
+    """Prints a line for each look, or only for looks with news."""
 
     def __init__(self, make: Callable[[Look | None, str], str], *, every: bool) -> None:
         self._make = make
@@ -79,7 +79,7 @@ class _Lines:
         self._last = ""
 
     def show(self, found: Look | None, problem: str) -> None:
-        """Print what has been found; OSError where the reader is gone."""
+        """Print the state; raises OSError if the reader is gone."""
         line = self._make(found, problem)
         if self._every or line != self._last:
             with flushed():
@@ -87,7 +87,7 @@ class _Lines:
         self._last = line
 
     def close(self) -> None:
-        """The lines are printed already."""
+        """Do nothing: the lines are printed already."""
 
 
 def _as_json(found: Look | None, problem: str) -> str:
@@ -109,7 +109,7 @@ def _as_line(opened: OpenStudy, found: Look | None, problem: str) -> str:
 
 
 class _Drawing:
-    """A picture that is redrawn; the last one stays."""
+    """Redraws a picture; the last one stays."""
 
     def __init__(self, opened: OpenStudy) -> None:
         self._opened = opened
@@ -119,7 +119,7 @@ class _Drawing:
         self._screen.open()
 
     def show(self, found: Look | None, problem: str) -> None:
-        """Draw what has been found; OSError where the terminal is closed."""
+        """Draw the state; raises OSError if the terminal is closed."""
         self._found, self._problem = found or self._found, problem
         self._screen.show(self._picture, now=True)
 
@@ -133,12 +133,12 @@ class _Drawing:
 
 
 def study_view(opened: OpenStudy, found: Look, problem: str = "") -> StudyView:
-    """What a look has found as a picture shows it.
+    """The view of a study's state, for a picture.
 
     Args:
         opened: The study.
-        found: What has been found; nothing, before the first look that the database has answered.
-        problem: What a person should know of the look.
+        found: The state; None before the database has answered for the first time.
+        problem: Why the state could not be read; empty if it could.
     """
     study, status = opened.spec.study, found.status
     if not status:
