@@ -102,7 +102,7 @@ def test_a_trial_that_goes_on_under_other_code_says_so(study: Path) -> None:
     assert hpo_json("status", study, *slow)["code"]["mixed_trials"] == [0]
     assert "trial 0 ran under more than one code" in hpo("status", study, *slow).stdout
     hpo("report", study, *slow, "--output", study.parent / "report.html")
-    assert "under more than one code" in (study.parent / "report.html").read_text()
+    assert "under more than one version of the code" in (study.parent / "report.html").read_text()
     exported = study.parent / "model.safetensors"
     hpo("best", study, *slow, "--export", exported)
     assert "under more than one code" in exported.with_name("model.safetensors.md").read_text()

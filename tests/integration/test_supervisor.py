@@ -359,10 +359,16 @@ def test_a_tracker_that_lacks_the_trials_is_said_once(studies: Studies) -> None:
 
 
 def test_workers_that_die_again_and_again_stop_the_study(studies: Studies) -> None:
-    (studies.folder / "runs" / "tiny").mkdir(parents=True)
-    (studies.folder / "runs" / "tiny" / "logs").write_text("in the way of the workers' logs")
     see = r"8 workers died without a trial finished(.*\n)+ *fix: see .*/logs/.*-worker-[12]\.log"
     with pytest.raises(StudyError, match=see):
+        supervise(studies, "data={_target_: faults.vanish, code: 1, times: 99}", workers=2)
+
+
+def test_workers_whose_logs_can_not_be_written_stop_the_study(studies: Studies) -> None:
+    (studies.folder / "runs" / "tiny").mkdir(parents=True)
+    (studies.folder / "runs" / "tiny" / "logs").write_text("in the way of the workers' logs")
+    said = r"the first 3 workers failed alike:\n  its log .*-worker-[12]\.log can't be written: File exists\n"
+    with pytest.raises(StudyError, match=said):
         supervise(studies, "run.storage=sqlite:///other.db", workers=2)
 
 
