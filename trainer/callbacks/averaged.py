@@ -1,4 +1,4 @@
-"""AveragedWeights: what the callbacks share that evaluate a mean of the weights instead of the latest."""
+"""AveragedWeights: the base of callbacks that evaluate and save an average of the weights."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class AfterEachStep(Callback, ABC):
     """Base of callbacks that act after each step that ``state.step`` counts, however many updates make it."""
 
     def on_after_optimizer_step(self, trainer: TrainerView) -> None:
-        """The step of a batch, or of a group of them."""
+        """Act after the optimizer step of a batch, or of a group of accumulated batches."""
         if not trainer.state.manual:
             self._after_step(trainer, trainer.state.step + 1)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """All updates that a step has made of its own."""
+        """Act after all updates of a step that makes its own."""
         if trainer.state.manual and not trainer.state.skipped_step:
             self._after_step(trainer, trainer.state.step)
 
@@ -72,7 +72,7 @@ class AveragedWeights(AfterEachStep):
         self._places = Places()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """See that nothing else averages; a resumed run takes its average up once all hooks have been here."""
+        """Check that nothing else averages; the saved average is matched to the model when it is first used."""
         self._claim(trainer)
         if trainer.state.step == 0:
             self._forget()
@@ -80,28 +80,28 @@ class AveragedWeights(AfterEachStep):
             self._restore(trainer)
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
-        """To the weights that are trained."""
+        """Put the trained weights into the model."""
         self._restore(trainer)
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """To the average, as soon as there is one."""
+        """Put the average into the model, if there is one yet."""
         self._show_average(trainer)
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """To the average again, where the run was stopped before an epoch's first batch."""
+        """Put the average into the model again if the run was stopped before an epoch's first batch."""
         if not trainer.state.batch_index and trainer.state.stop_reason != ERROR:
             self._show_average(trainer)
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Let the model go."""
+        """Drop the references to the model."""
         self._places.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The average, the trained weights where the model does not hold them, and the number of updates."""
+        """The average, the trained weights while the model holds the average, and the number of updates."""
         return {"updates": self._updates, "average": self._average, "training": self._training}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume a saved average; it comes to the model's device when the fit starts."""
+        """Restore a saved average; it is moved to the model's device when it is first used."""
         self._updates = state["updates"]
         # Copied, because updates change it in place.
         self._average = {name: tensor.clone() for name, tensor in state["average"].items()}
@@ -109,7 +109,7 @@ class AveragedWeights(AfterEachStep):
 
     @torch.no_grad()
     def _update(self, trainer: TrainerView, update: Update) -> None:
-        """Take the weights as they are into the average; the first ones are copied."""
+        """Update the average with the present weights; the first time, copy them."""
         weights = self._weights(trainer)
         if self._average:
             averages = [held(average) for average in self._average.values()]
@@ -136,7 +136,7 @@ class AveragedWeights(AfterEachStep):
             self._training = {}
 
     def _weights(self, trainer: TrainerView) -> dict[str, Tensor]:
-        """The weights of the model as it is now, to which the average and the trained weights are brought."""
+        """The weights of the present model; if it is new, match the average and the trained weights to it."""
         if self._places.look_up(trainer.model):
             of = f"the saved state of {self.name}"
             self._average = self._places.placed(self._average, of)
@@ -153,7 +153,7 @@ class AveragedWeights(AfterEachStep):
 
 
 class Places:
-    """Where the model of a fit has what is averaged, also when a hook has put another model in its place."""
+    """Finds the averaged tensors of a fit's model, also after a hook has replaced the model."""
 
     def __init__(self) -> None:
         self._model: nn.Module | None = None
@@ -161,7 +161,7 @@ class Places:
         self._former: dict[int, str] | None = None
 
     def look_up(self, model: nn.Module) -> bool:
-        """Find them; whether the model is another one than before."""
+        """Find the tensors, if the model is not the one before; returns whether it is another one."""
         model = bare_model(model)
         if model is self._model:
             return False
@@ -170,26 +170,31 @@ class Places:
         return True
 
     def clear(self) -> None:
-        """Let the model go."""
+        """Drop the references to the model."""
         self._model, self._places, self._former = None, {}, None
 
     def weights(self) -> dict[str, Tensor]:
-        """What is averaged, as it is now, by its name in the model."""
-        # Looked up each time: a layer may put a new tensor in the place of a buffer.
+        """The present averaged tensors, by their names in the model."""
+        # Looked up each time, as a layer may replace a buffer by a new tensor.
         return {name: getattr(*place).detach() for name, place in self._places.items()}
 
     def names(self) -> dict[int, str]:
-        """The names by the identity of what is averaged."""
+        """The names of the averaged tensors, by their ids."""
         return {id(getattr(*place)): name for name, place in self._places.items()}
 
     def placed(self, kept: Mapping[str, Tensor], of: str) -> dict[str, Tensor]:
-        """What was kept of the weights before, by the names and on the devices of this model.
+        """The kept tensors by the names, and on the devices, of the present model.
 
-        Tensors that the model before had too bring what was kept along, whatever their names; of a model that
-        shares none the names count. What is new begins as it is.
+        After a hook has replaced the model, a tensor of the former model gets what was kept of it, whatever its
+        name now is. If the two models share no tensor, the names count. For a new tensor, its present value is
+        taken.
+
+        Args:
+            kept: The kept tensors, by their names in the former model, or in the model of the run that saved them.
+            of: What ``kept`` is, for the error text.
 
         Raises:
-            ValueError: It was kept of another model by a run before, ``of`` is what.
+            ValueError: ``kept`` was saved with another model.
         """
         if not kept:
             return {}
@@ -207,7 +212,7 @@ class Places:
 
 
 def _places_in(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Module and attribute of everything that is averaged, by its name in the model."""
+    """Module and attribute of each averaged tensor, by its name in the model."""
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= {name: buffer for name, buffer in model.named_buffers() if _split(name)[1] in _STATISTICS}
     return {
@@ -223,7 +228,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def precise(tensor: Tensor) -> torch.dtype:
-    """The type of an average of such weights: 32 bits or more."""
+    """The type for an average of these weights: 32 bits or more."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""BatchSizeSchedule: batches that change in size during a run."""
+"""BatchSizeSchedule: changes the batch size during a run."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class BatchSizeSchedule(Callback):
             raise ValueError(f"unit is {unit!r}: give 'pass' or 'step'")
         self.lr_scaling = lr_scaling
         self.unit = unit
-        # The size that the learning rates are scaled for.
+        # The batch size for which the learning rates are scaled.
         self._size = self.sizes.at(0)
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Set the size that holds where the run starts or resumes; a resumed state has its learning rates."""
+        """Set the batch size for the point where the run starts or resumes; a resumed state has scaled rates."""
         every = trainer.plan.validate_every
         if self.unit == "pass" and every is not None:
             raise ValueError(
@@ -78,7 +78,7 @@ class BatchSizeSchedule(Callback):
                 f"validate_every is {every}: a fraction of a pass is no fixed number of batches where their size "
                 "changes inside it; give steps"
             )
-        if trainer.state.is_new:  # whatever another trainer's rates are scaled for
+        if trainer.state.is_new:  # forget another trainer's run
             self._size = self.sizes.at(0)
         lengths = self._lengths(trainer)
         self._set(trainer)
@@ -86,29 +86,29 @@ class BatchSizeSchedule(Callback):
             refuse_no_step(trainer.state, length)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Prepare the next batch."""
+        """Set the size of the next batch."""
         if self.unit == "step" and self._due(trainer) != self._size:
             self._set(trainer)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Prepare the next pass, after the scheduler and the step of what was left over, before a checkpoint."""
+        """Set the size of the next pass: after the scheduler and all steps of the epoch, before a checkpoint."""
         if self._due(trainer) != self._size:
             self._set(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The size that the learning rates are scaled for."""
+        """The batch size for which the learning rates are scaled."""
         return {"size": self._size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The loaded learning rates are scaled already."""
+        """Restore the size; the loaded learning rates are already scaled for it."""
         self._size = state["size"]
 
     def _due(self, trainer: TrainerView) -> int:
-        """The size that holds from here on."""
+        """The batch size that applies from here on."""
         return self.sizes.at(trainer.state.step if self.unit == "step" else trainer.state.data_epoch)
 
     def _lengths(self, trainer: TrainerView) -> list[int | None]:
-        """Batches of an epoch of each size that the run comes to, where they may be too few for a step."""
+        """Batches per epoch with each batch size of the run; empty unless they may be too few for a step."""
         state, plan = trainer.state, trainer.plan
         if not state.drops_last_step or self.unit == "step" or state.data_batch:
             return []

@@ -1,4 +1,4 @@
-"""BestWeights: leaves the model of a finished run with the weights of its best epoch."""
+"""BestWeights: gives the model the weights of its best epoch when a run has finished."""
 
 import logging
 import math
@@ -56,7 +56,7 @@ class BestWeights(Callback):
         self._model: dict[str, Any] | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """A run from the start, or a fork, knows no best epoch yet."""
+        """Forget the best epoch if the run is new or a new fork."""
         self._fitting = True
         if trainer.state.epoch == trainer.state.inherited:
             self._best, self._epoch, self._model = _worst(self.mode), 0, None
@@ -69,7 +69,7 @@ class BestWeights(Callback):
             self._model = snapshot(bare_model(trainer.model).state_dict())
 
     def teardown(self, trainer: TrainerView) -> None:
-        """Put the best model back after a fit that is over."""
+        """Restore the best weights after a fit that has finished."""
         fitted, self._fitting = self._fitting, False
         state = trainer.state
         inside = state.batch_index and state.stop_reason != DIVERGED

@@ -1,4 +1,4 @@
-"""CancelTags: whether somebody has tagged a run in its tracker so that it is to end."""
+"""CancelTags: ends a run when a user adds a cancel tag to it in its tracker."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from trainer.callback import TrainerView
 
 #: Tags that end a run unless others are given.
 CANCEL_TAGS: Final = ("cancel", "canceled", "cancelled")
-#: Why the run ends then.
+#: The stop reason of such a run.
 CANCELLED: Final = "cancelled"
 
 logger = logging.getLogger(__name__)
 
 
 class CancelTags:
-    """Asks a tracker for a run's tags, in a thread, so that training never waits for the answer.
+    """Asks a tracker for a run's tags in a thread, so that training never waits for the answer.
 
     Args:
-        tags: Tags of which one ends the run; none: the tracker is not asked.
-        every_s: Seconds between two questions, above 0.
+        tags: Any of these tags ends the run; if there are none, the tracker is not asked.
+        every_s: Seconds between two requests, above 0.
 
     Raises:
         ValueError: ``tags`` is one text, or ``every_s`` is not above 0.
@@ -39,10 +39,10 @@ class CancelTags:
         self._over = threading.Event()
 
     def watch(self, ask: Callable[[], Collection[str]]) -> None:
-        """Begin to ask; the first time after ``every_s``.
+        """Start asking; the first time after ``every_s`` seconds.
 
         Args:
-            ask: Called in the thread; returns the tags that the run has now.
+            ask: Called in the thread; returns the present tags of the run.
         """
         self.close()
         if self._tags:
@@ -50,7 +50,7 @@ class CancelTags:
             threading.Thread(target=self._run, args=(ask, self._over), name="cancel-tags", daemon=True).start()
 
     def obey(self, trainer: TrainerView) -> None:
-        """End the epoch, which is still validated, and the run, if a tag was found."""
+        """If a tag was found, end the epoch, which is still validated, and the run."""
         if self._found is not None:
             logger.warning("the run is tagged %r in its tracker: it ends with this epoch", self._found)
             self._found = None
@@ -58,8 +58,8 @@ class CancelTags:
             trainer.state.stop(CANCELLED)
 
     def close(self) -> None:
-        """Ask no more, and forget what was found: it was for this run."""
-        self._over.set()  # a thread that waits for an answer ends with that, and the answer is not used
+        """Stop asking, and forget a found tag, which was for this run."""
+        self._over.set()  # a thread that waits for an answer ends after it, and ignores it
         self._found = None
 
     def _run(self, ask: Callable[[], Collection[str]], over: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoint: saves the best epochs, the latest state, and chosen moments, on its own thread if asked to."""
+"""Checkpoint: saves the best epochs, the latest state, and chosen steps, in a background thread if asked to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.distributed.tensor_shards import is_sharded
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, Mode, TrainState, recorded_instead
 from trainer.step.parts import bare_model, refuse_lazy
 
-# What a write is taken to cost before there has been one.
+# The assumed seconds of a write before one was measured.
 _FIRST_COST_S = 0.005
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Checkpoint(Callback):
             keep_every_n_steps,
             tuple(sorted(at_steps)),
         )
-        self._inside = self.rules.look_inside  # looked up at each batch
+        self._inside = self.rules.look_inside  # read at each batch
         check_count("keep_last", keep_last)
         check_count("keep_best", keep_best)
         check_choices(max_overhead, mode, remove, on_write_error)
@@ -174,8 +174,8 @@ class Checkpoint(Callback):
     # ---- when
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Start the clock, and take over the files of the course that this run continues."""
-        self._writer = CheckpointWriter(self.manager, background=self.background)  # this process's
+        """Start the clock, and take over the files of the run that this fit continues."""
+        self._writer = CheckpointWriter(self.manager, background=self.background)  # a writer of this process
         state, files = trainer.state, list_checkpoints([self.manager.folder])
         start = (state.epoch, state.batch_index)
         self._stale = {file.progress for file in files if file.progress > start}
@@ -191,7 +191,7 @@ class Checkpoint(Callback):
             self._save(trainer)
 
     def _refuse_stale(self, start: Progress) -> None:
-        """Say what becomes of files after the point where the run starts; refuse them if they may not go."""
+        """Warn that files from after the point where the run starts are removed; refuse them with "never"."""
         folder, found = self.manager.folder, len(self._stale)
         where = (
             f"{folder} holds {found} checkpoints after epoch {start[0]}, batch {start[1]}, where this run starts"
@@ -201,7 +201,7 @@ class Checkpoint(Callback):
         logger.warning("%s: its first write removes them; give it another folder to keep them", where)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Write the batch if it is due; what is due with an epoch's last batch waits for the epoch's end."""
+        """Write the batch if it is due; after the last batch of an epoch, wait for the end of the epoch."""
         state = trainer.state
         if not (self._inside or state.checkpoint_requests != self._answered):
             return
@@ -213,7 +213,7 @@ class Checkpoint(Callback):
         self._looked = state.step
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Write or hold the epoch."""
+        """Write the epoch, or hold a copy of it if it is one of the best."""
         if self._writer.done:
             self._settle(trainer)
         state = trainer.state
@@ -230,11 +230,11 @@ class Checkpoint(Callback):
         self._looked = state.step
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """What broke training off may have done so between two parts of a batch; what prunes a run does not."""
+        """Note whether an error may have interrupted training inside a batch; pruning does not."""
         self._broken_off = trainer.state.stop_reason in {ERROR, INTERRUPTED}
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """Write what waits, and the state in which training ended, unless it is of no use."""
+        """Write the epochs that wait, and the state in which training ended, unless that state is useless."""
         self._settle(trainer)
         state = trainer.state
         progress = (state.epoch, state.batch_index)
@@ -245,7 +245,7 @@ class Checkpoint(Callback):
         self._settle(trainer)
 
     def teardown(self, trainer: TrainerView) -> None:
-        """Wait for the thread, should the end of training have been interrupted while it did."""
+        """Wait for the thread, in case an interrupt ended the wait in `on_fit_end`."""
         self._settle(trainer)
         self._answered = trainer.state.checkpoint_requests
         trainer.state.checkpoint_blocks.clear()
@@ -261,12 +261,12 @@ class Checkpoint(Callback):
             self._warned = True
 
     def _is_outdated(self, state: TrainState) -> bool:
-        """Whether the end, or a checkpoint, was requested after this state was saved."""
+        """Whether a stop, or a checkpoint, was requested after this state was saved."""
         ended = self._saved == (state.epoch, state.batch_index) and self._reason != state.stop_reason
         return ended or state.checkpoint_requests != self._answered
 
     def _due_inside(self, state: TrainState) -> bool:
-        """Whether a hook or one of the rules that do not wait for an epoch's end asks for a checkpoint."""
+        """Whether a hook, or a rule that does not wait for the end of the epoch, asks for a checkpoint."""
         if state.checkpoint_requests != self._answered or self.rules.permanent(state, self._looked):
             return True
         if state.checkpoint_blocks:
@@ -277,7 +277,7 @@ class Checkpoint(Callback):
         return rules.by_steps(state, self._looked, saved) and self._affordable()
 
     def _stays(self, state: TrainState) -> bool:
-        """Whether what is written now is to stay for ever."""
+        """Whether a checkpoint written now is permanent."""
         asked = state.checkpoint_requests[1] > self._answered[1] or self.rules.permanent(state, self._looked)
         return asked or (state.epoch, state.batch_index) in self._permanent
 
@@ -291,12 +291,12 @@ class Checkpoint(Callback):
         return best_epochs(history, self.monitor, self.mode, self.keep_best, after=inherited)
 
     def _best_when(self, save: Save) -> list[int]:
-        """The best epochs when it was made."""
+        """The best epochs at the time the checkpoint was made."""
         state = save.checkpoint["state"]
         return self._best(state["history"], state["inherited"])
 
     def _made(self, trainer: TrainerView, *, permanent: bool = False) -> dict[str, Any] | None:
-        """The checkpoint as it is written; None where its weights are not finite, or were lost with a process."""
+        """The checkpoint to write; None if its weights are not finite, or shards were lost with a process."""
         try:
             checkpoint = {**trainer.state_dict(), PERMANENT: permanent}
         except LostShardsError as error:
@@ -305,21 +305,21 @@ class Checkpoint(Callback):
         if not _is_finite(trainer.model, checkpoint["model"]):
             return None
         trainer.fire("on_save_checkpoint", checkpoint)
-        made: dict[str, Any] = readable(checkpoint)  # here already: a thread could not say who is at fault
+        made: dict[str, Any] = readable(checkpoint)  # here, as a thread can't name the callback
         return made
 
     def _held(self, epochs: Collection[int]) -> list[Save]:
-        """What waits, of these epochs."""
+        """The waiting checkpoints of these epochs."""
         return [Save((epoch, 0), held) for epoch, held in sorted(self._waiting.items()) if epoch in epochs]
 
     def _on_disk(self) -> set[Progress]:
-        """The checkpoints of this run's course."""
+        """The checkpoints on disk that belong to this run."""
         return {file.progress for file in list_checkpoints([self.manager.folder])} - self._stale
 
     # ---- how
 
     def _save(self, trainer: TrainerView) -> bool:
-        """Write the state as it is, after the best epochs that wait; False where it is of no use and left out."""
+        """Write the present state, after the best epochs that wait; False if it is useless and left out."""
         started = time.monotonic()
         self._settle(trainer)
         state, permanent = trainer.state, self._stays(trainer.state)
@@ -349,7 +349,7 @@ class Checkpoint(Callback):
             self._settle(trainer)
 
     def _settle(self, trainer: TrainerView) -> None:
-        """Wait for what is being written, then do what had to wait for that."""
+        """Wait for the running writes, then do what depends on their result."""
         written = self._writer.result()
         if written is None:
             return
@@ -365,7 +365,7 @@ class Checkpoint(Callback):
             self._fail(error, written)
 
     def _tidy(self, written: Written) -> OSError | None:
-        """All are on disk: forget what waits in vain, remove the files that are not kept."""
+        """After a successful write, forget waiting epochs that are no longer best, and remove files not kept."""
         newest = written.saves[-1]
         best = self._best_when(newest)
         self._waiting = {
@@ -394,7 +394,7 @@ class Checkpoint(Callback):
 
 
 def _is_permanent(file: CheckpointFile) -> bool:
-    """Whether a file of an earlier process is to stay for ever."""
+    """Whether a file of an earlier process is permanent."""
     try:
         return is_permanent(file.path)
     except CheckpointError as error:
@@ -403,6 +403,6 @@ def _is_permanent(file: CheckpointFile) -> bool:
 
 
 def _is_finite(model: nn.Module, saved: Mapping[str, Any]) -> bool:
-    """Whether the weights are; the loss may not have seen the latest step yet, or was never checked."""
+    """Whether all weights are finite; the loss does not show that, as it may be from before the latest step."""
     weights = (saved[name] if is_sharded(item) else item for name, item in bare_model(model).named_parameters())
     return all(bool(weight.isfinite().all()) for weight in weights)

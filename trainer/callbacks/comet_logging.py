@@ -1,4 +1,4 @@
-"""CometLogging: one Comet experiment per training run."""
+"""CometLogging: copies each training run to a Comet experiment."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from trainer.step_log import StepRecord
 SERVICE: Final = Service("Comet")
 #: The tag of a run that ended with an error.
 FAILED_TAG: Final = "failed"
-#: Metrics that number what is logged.
+#: The metrics that number the records.
 _AXES: Final = ("epoch", "step")
-#: All that Comet would log by itself.
+#: Options that switch off everything that Comet would log by itself.
 _NOTHING_BY_ITSELF: Final = {
     "log_code": False,
     "log_graph": False,
@@ -105,7 +105,7 @@ class CometLogging(Mirror):
         super().__init__(monitor, mode, cancel_tags, cancel_every_s)
         self.project = project
         self.run_name = name
-        # Comet takes 32 to 50 letters and digits.
+        # Comet accepts keys of 32 to 50 letters and digits.
         self.key = None if run_key is None else hashlib.sha256(run_key.encode()).hexdigest()[:40]
         self.params = dict(params or {})
         self.tags = tuple(tags)
@@ -115,7 +115,7 @@ class CometLogging(Mirror):
         self._held: dict[str, set[int]] = {}
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Open the experiment, and send what it lacks of the history."""
+        """Open the experiment, and send the part of the history that it lacks."""
         self._remote, self._held, self._error = None, {}, None
         if SERVICE.is_away:
             return
@@ -138,11 +138,11 @@ class CometLogging(Mirror):
             self._log("step", step_record(record))
 
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
-        """Log the epoch; its step is the number of finished epochs."""
+        """Log the epoch; Comet's step is the number of finished epochs."""
         self._log("epoch", epoch_record(trainer.state.epoch, metrics))
 
     def teardown(self, trainer: TrainerView) -> None:
-        """Say how the run ended, and close the experiment."""
+        """Log how the run ended, and close the experiment."""
         state = trainer.state
         ends = {"outcome": self._outcome(trainer), "stop_reason": state.stop_reason}
         self._mirror(lambda one: one.log_others({**ends, **best_of(state, self.monitor, self.mode)}))
@@ -172,7 +172,7 @@ class CometLogging(Mirror):
                     self._held = {axis: {int(at["step"]) for at in seen.get_metrics(axis)} for axis in _AXES}
                 self._cancel.watch(lambda: seen.get_tags() or ())
         except Exception:
-            with contextlib.suppress(Exception):  # its threads would stay
+            with contextlib.suppress(Exception):  # otherwise its threads would remain
                 made.end()
             raise
         self._remote = made
@@ -185,13 +185,13 @@ class CometLogging(Mirror):
 
 def _import_comet(timeout_s: int) -> Any:
     os.environ.setdefault("COMET_TIMEOUT_CLEANING", str(timeout_s))
-    # By itself it would watch every library that it knows, and report its own errors to its makers.
+    # By default, Comet would watch all libraries that it knows, and report its own errors to its makers.
     os.environ.setdefault("COMET_DISABLE_AUTO_LOGGING", "1")
     os.environ.setdefault("COMET_ERROR_TRACKING_ENABLE", "false")
     try:
         import comet_ml
     except ImportError as error:
         raise ImportError("CometLogging needs the comet_ml package: pip install 'hpo-service[comet]'") from error
-    # What it says of itself goes to the console, whatever the run shows there.
+    # Its own messages would go to the console.
     logging.getLogger("comet_ml").setLevel(logging.ERROR)
     return comet_ml

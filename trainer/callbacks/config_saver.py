@@ -1,4 +1,4 @@
-"""ConfigSaver: what a run was started with, in a file beside its results."""
+"""ConfigSaver: writes the configuration and the environment of a run to a file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ConfigSaver(Callback):
         self.config = _plain(config)
 
     def setup(self, trainer: TrainerView) -> None:
-        """Hand the configuration to the other callbacks."""
+        """Give the configuration to the other callbacks."""
         trainer.state.config = self.config
 
     def on_save_checkpoint(self, trainer: TrainerView, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
@@ -73,7 +73,7 @@ class ConfigSaver(Callback):
         checkpoint["config"] = self.config
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Write the file unless it is there."""
+        """Write the file, unless a resumed run already has one with this configuration."""
         state = trainer.state
         target: Path | None = self.path
         if state.epoch or state.batch_index:
@@ -91,7 +91,7 @@ class ConfigSaver(Callback):
             )
 
     def _free_path(self) -> Path | None:
-        """The first name that is not taken; None if a file before it holds the same configuration."""
+        """The first free path; None if an earlier file holds the same configuration."""
         path, number = self.path, 1
         while path.exists():
             if self._is_in(path):
@@ -106,8 +106,8 @@ class ConfigSaver(Callback):
 
 
 def _plain(value: Any) -> Any:
-    """The value in what JSON and YAML have in common."""
-    # By their abstract types, and made anew: YAML knows no subclass of int, float or str, as NumPy and enums have.
+    """The value in types that both JSON and YAML support."""
+    # Converted by abstract types, as YAML supports no subclasses of int, float or str, such as NumPy's and enums.
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, numbers.Integral):
@@ -146,7 +146,7 @@ def _dump(content: dict[str, Any], path: Path) -> str:
 
 
 def _load(path: Path) -> Any:
-    """What the file holds; None where it can't be understood."""
+    """The content of the file; None, with a warning, if it can't be parsed."""
     import yaml
 
     try:
@@ -158,7 +158,7 @@ def _load(path: Path) -> Any:
 
 
 def _environment(trainer: TrainerView) -> dict[str, Any]:
-    on_cuda = trainer.device.type == "cuda"  # asking for names starts CUDA, which a run on the CPU can do without
+    on_cuda = trainer.device.type == "cuda"  # asking for names starts CUDA, which a run on the CPU does not need
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),

@@ -1,4 +1,4 @@
-"""ConsoleLogging: a line of numbers for people to follow."""
+"""ConsoleLogging: prints lines of metrics."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ConsoleLogging(Callback):
         self._step = 0
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Nothing of this fit has been printed yet."""
+        """Note that nothing of this fit has been printed, and check that steps are recorded if asked for."""
         self._printed, log = 0, trainer.state.step_log
         if self.every_n_steps is None:
             return
@@ -61,7 +61,7 @@ class ConsoleLogging(Callback):
                 f"every_n_steps of the console is {self.every_n_steps}, and nothing records single steps: add "
                 "StepMetrics (step_metrics: true in a study file)"
             )
-        # Not the step at which the run stands: a checkpoint holds records that wait to be printed.
+        # Not the run's present step, as a checkpoint may hold records that are still to be printed.
         self._step = max((record.step for record in log), default=0)
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:
@@ -76,13 +76,13 @@ class ConsoleLogging(Callback):
             self._step = max(self._step, record.step)
 
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
-        """Print where a line is due."""
+        """Print a line if it is due."""
         epoch = trainer.state.epoch
         if epoch == 1 or epoch % self.every_n_epochs == 0:
             self._print(trainer, metrics)
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """Print the last epoch if it was not, and why the run ended."""
+        """Print the last epoch if that was not done, and why the run ended."""
         state = trainer.state
         if state.epoch not in {0, self._printed}:
             self._print(trainer, state.metrics)

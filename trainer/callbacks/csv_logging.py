@@ -1,4 +1,4 @@
-"""CSVLogging: one row an epoch in a CSV file."""
+"""CSVLogging: writes one row per epoch to a CSV file."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class CSVLogging(HistoryFile):
         self._columns: list[str] = []
 
     def accepts(self, record: Record) -> bool:
-        """Whether every metric has its column."""
+        """Whether every metric has a column."""
         return record.keys() <= set(self._columns)
 
     def write_line(self, file: TextIO, record: Record) -> None:
-        """One row."""
+        """Write one row."""
         csv.DictWriter(file, self._columns).writerow(record)
 
     def write_all(self, file: TextIO, records: Sequence[Record]) -> None:
-        """The header, with a column for every metric of any epoch, and the rows."""
+        """Write the header, with a column for every metric of any epoch, and the rows."""
         self._columns = list(dict.fromkeys(["epoch", *(name for record in records for name in record)]))
         csv.DictWriter(file, self._columns).writeheader()
         super().write_all(file, records)

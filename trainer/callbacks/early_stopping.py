@@ -50,7 +50,7 @@ class EarlyStopping(Callback):
         self._forget()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """What another trainer's run came to counts no more, nor what a fork's parent did."""
+        """Forget another trainer's run, or a fork's parent."""
         if not trainer.state.has_trained:
             self._forget()
 
@@ -60,7 +60,7 @@ class EarlyStopping(Callback):
         if value is None:
             return
         if self._improves(value):
-            self.best = float(value)  # not a NumPy number, with which no checkpoint could be read
+            self.best = float(value)  # not a NumPy number, which a checkpoint can't hold
             self.wait = 0
             return
         self.wait += 1
@@ -80,10 +80,10 @@ class EarlyStopping(Callback):
         return value < self.best - margin if self.mode == "min" else value > self.best + margin
 
     def state_dict(self) -> dict[str, Any]:
-        """Best value and epochs waited."""
+        """The best value and the number of epochs since."""
         return {"best": self.best, "wait": self.wait}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the patience of the saved run."""
+        """Restore both."""
         self.best = state["best"]
         self.wait = state["wait"]

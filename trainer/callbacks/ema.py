@@ -1,4 +1,4 @@
-"""EMA: an exponential moving average of the weights, for evaluation."""
+"""EMA: evaluates and saves an exponential moving average of the weights."""
 
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -40,6 +40,6 @@ class EMA(AveragedWeights):
         self.warmup = warmup
 
     def _after_step(self, trainer: TrainerView, step: int) -> None:  # noqa: ARG002
-        """Take the new weights into the average."""
+        """Update the average with the new weights."""
         decay = min(self.decay, (1 + self._updates) / (10 + self._updates)) if self.warmup else self.decay
         self._update(trainer, get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Evaluator: a validation set that is evaluated at times of its own."""
+"""Evaluator: evaluates a validation set at chosen steps, at the start or at the end of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.step_log import StepRecord
 
 logger = logging.getLogger(__name__)
 
-#: Reasons to end after which nothing more is evaluated.
+#: Stop reasons after which nothing more is evaluated.
 _BROKEN_OFF = CONTINUED | {ERROR, DIVERGED, PRUNED}
 
 
@@ -91,18 +91,18 @@ class Evaluator(Callback):
         self.stop_after_first = stop_after_first
         self.writes = (f"val_{data}_*", f"start_val_{data}_*") if data else ("start_val_*",)
         self.history: list[dict[str, float]] = []
-        self._latest: dict[str, float] = {}  # what the running epoch is to record
-        # The step up to which all that was due is evaluated; None: that at which the fit starts.
+        self._latest: dict[str, float] = {}  # metrics for the running epoch to record
+        # The step up to which everything due has been evaluated; None: the step at which the fit starts.
         self._looked: int | None = None
         self._prefix = ""
 
     @property
     def name(self) -> str:
-        """One for each set."""
+        """The callback's name, with that of its set."""
         return f"Evaluator({self.data})" if self.data else "Evaluator"
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Find the set, and take it out of the epochs' ends."""
+        """Find the set, and exclude it from the validation at the end of each epoch."""
         if trainer.state.is_new:
             self.history, self._latest, self._looked = [], {}, None
         if self._looked is None or self._looked > trainer.state.step:  # an earlier checkpoint was loaded
@@ -122,12 +122,12 @@ class Evaluator(Callback):
                 trainer.state.own_times.add(self._prefix)
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
-        """Evaluate what nothing is trained of yet."""
+        """Evaluate before the first step, if asked for."""
         if self.at_start and not trainer.state.step and not trainer.state.epoch:
             self._latest |= {f"start_{name}": value for name, value in self._evaluate(trainer).items()}
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:
-        """Evaluate the step before, where an error came between."""
+        """Evaluate after the previous step if an error kept that from happening."""
         self._evaluate_if_due(trainer)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
@@ -135,44 +135,44 @@ class Evaluator(Callback):
         self._evaluate_if_due(trainer)
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """The step of what was left to accumulate may be due."""
+        """Evaluate if the step of batches that were left over to accumulate is due."""
         self._evaluate_if_due(trainer)
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
-        """Add the numbers of the steps that are recorded."""
+        """Add the metrics measured after these steps to their records."""
         measured = {int(item["step"]): item for item in self.history}
         for record in records:
             found = measured.get(record.step, {})
             record.values.update({name: value for name, value in found.items() if name != "step"})
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Record the latest numbers, unless the epoch's end has some of its own."""
+        """Record the latest metrics, except those that the validation of this epoch has measured."""
         latest, self._latest = self._latest, {}
         if self.at_end and trainer.plan.reached(trainer.state) and self._is_apart(trainer):
             latest |= self._evaluate(trainer)
         trainer.state.metrics.update({**latest, **trainer.state.metrics})
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """Evaluate a run that has ended before its length."""
+        """Evaluate at the end of a run that has ended early."""
         reason, steps = trainer.state.stop_reason, [item["step"] for item in self.history]
         early = reason is not None and reason not in _BROKEN_OFF and trainer.state.step not in steps
         if self.at_end and early and self._is_apart(trainer):
             found = self._evaluate(trainer)
-            trainer.state.request_checkpoint()  # a run that is over is then not evaluated again
+            trainer.state.request_checkpoint()  # so that the ended run is not evaluated again
             logger.info("step %d: %s", trainer.state.step, ", ".join(f"{n} {v:g}" for n, v in found.items()))
 
     def state_dict(self) -> dict[str, Any]:
-        """What was measured, and what of it no epoch has recorded yet."""
+        """The measured metrics, and those that no epoch has recorded yet."""
         return {"history": [dict(item) for item in self.history], "latest": dict(self._latest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
+        """Restore both."""
         self.history = [dict(item) for item in state["history"]]
         self._latest = dict(state["latest"])
         self._looked = None
 
     def _is_apart(self, trainer: TrainerView) -> bool:
-        """Whether the epochs' ends do not evaluate the set."""
+        """Whether the validation at the end of epochs leaves the set out."""
         return self._prefix in trainer.evaluation.apart
 
     def _evaluate_if_due(self, trainer: TrainerView) -> None:

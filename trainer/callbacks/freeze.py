@@ -1,4 +1,4 @@
-"""Freeze: parts of a model that do not train, for a while or for the whole run."""
+"""Freeze: keeps parts of a model from training, for a while or for the whole run."""
 
 from __future__ import annotations
 
@@ -76,31 +76,31 @@ class Freeze(Callback):
         self._modes: Modes = []
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Find the parts, and freeze them where that is due."""
+        """Find the parts, and freeze them if that is due."""
         self._model, self._frozen = None, False
         self._settle(trainer)
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
-        """Freeze or unfreeze before the epoch's first forward pass, which a step of its own makes first of all."""
+        """Freeze or unfreeze before the first forward pass, which comes first in a step with its own updates."""
         if trainer.model is not self._model or self._is_due(trainer) is not self._frozen:
             self._settle(trainer)
 
     def on_before_zero_grad(self, trainer: TrainerView) -> None:
-        """Freeze or unfreeze where that is due; gradients that add up to one step all know the same parts."""
+        """Freeze or unfreeze if that is due; so all gradients that accumulate to one step have the same parts."""
         if not self._checked or trainer.model is not self._model or self._is_due(trainer) is not self._frozen:
             self._settle(trainer)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Freeze or unfreeze after the step where that is due, as in a run that resumes here."""
+        """Freeze or unfreeze if that is due after the step, as a run that resumes here does."""
         if self._is_due(trainer) is not self._frozen:
             self._set(trainer, frozen=not self._frozen)
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """The same after the step of what was left to accumulate."""
+        """The same after the step of batches that were left over to accumulate."""
         self.on_train_batch_end(trainer)
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """Let everything require gradients as before the fit."""
+        """Make everything require gradients as before the fit."""
         self._set(trainer, frozen=False)
 
     def _is_due(self, trainer: TrainerView) -> bool:
@@ -133,7 +133,7 @@ class Freeze(Callback):
             apply_modes(self._modes)
 
     def _find(self, trainer: TrainerView) -> None:
-        """Find the parts in a model that is new; one that is wrapped has them under other names."""
+        """Find the parts in a new model; a wrapped one has them under other names."""
         new, self._model = self._model is None, trainer.model
         own = {id(parameter) for parameter in trainer.model.parameters()}
         if not new and own.issuperset(map(id, self._parameters.values())):
@@ -163,10 +163,10 @@ class Freeze(Callback):
 
 
 def _refuse_one_average(optimizer: Optimizer, frozen: dict[str, nn.Parameter]) -> None:
-    """Refuse an optimizer that corrects the averages of all weights by one count of steps, as SPlus does.
+    """Refuse to freeze parameters of an optimizer that corrects all its averages by one step count (SPlus).
 
     Raises:
-        ValueError: It holds what is to be frozen, whose average has had fewer steps.
+        ValueError: The optimizer holds a parameter to freeze, whose average would have fewer steps.
     """
     names = {id(parameter): name for name, parameter in frozen.items()}
     for each in each_of(optimizer).values():
@@ -180,7 +180,7 @@ def _refuse_one_average(optimizer: Optimizer, frozen: dict[str, nn.Parameter]) -
 
 
 def _forget_directions(optimizer: Optimizer, frozen: set[int]) -> None:
-    """Let LBFGS begin anew where it remembers anything of what is frozen, whose missing gradient it takes as 0."""
+    """Reset LBFGS if it remembers directions of frozen parameters, whose missing gradients it takes as 0."""
     for each in each_of(optimizer).values():
         if not isinstance(each, LBFGS):
             continue
@@ -197,6 +197,6 @@ def _forget_directions(optimizer: Optimizer, frozen: set[int]) -> None:
 
 
 def _as_flat(parameter: Tensor, is_frozen: bool) -> Tensor:
-    """For each number of a parameter, as LBFGS lays them out, whether it is frozen."""
+    """For each element of a parameter, in the layout of LBFGS, whether it is frozen."""
     numbers = parameter.numel() * (2 if parameter.is_complex() else 1)
     return torch.full((numbers,), is_frozen, device=parameter.device)

@@ -1,4 +1,4 @@
-"""GarbageCollection: Python's collector runs at fixed steps instead of whenever it likes."""
+"""GarbageCollection: runs Python's garbage collector at fixed steps instead of automatically."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 from trainer.callback import Callback, TrainerView
 from trainer.checks import check_count
 
-# The generations of objects that have gone through at most one collection.
+# Generations 0 and 1: objects that have survived at most one collection.
 _YOUNG = 1
 
 
@@ -49,29 +49,29 @@ class GarbageCollection(Callback):
         self._froze = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Remember what to go back to, and leave what is there out of the collections to come."""
+        """Remember whether collection is enabled, and freeze the present objects."""
         self._was_enabled = gc.isenabled()
-        if not gc.get_freeze_count():  # what others have frozen could not be told apart at the end
+        if not gc.get_freeze_count():  # objects that other code froze could not be told apart at the end
             gc.collect()
             gc.freeze()
             self._froze = True
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Switch it off: here, because an epoch that a fit resumes inside has no start of its own."""
+        """Switch automatic collection off; not at the start of an epoch, which a resumed epoch does not have."""
         gc.disable()
 
     def on_after_optimizer_step(self, trainer: TrainerView) -> None:
-        """Collect where it is due; ``state.step`` does not count this step yet."""
+        """Collect if it is due; ``state.step`` does not count this step yet."""
         if (trainer.state.step + 1) % self.every_n_steps == 0:
             gc.collect(_YOUNG)
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Collect everything, and leave it as it was until the next epoch."""
+        """Collect everything, and restore automatic collection until the next epoch."""
         gc.collect()
         self._restore()
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Leave it as it was, after an exception too; a validation alone has changed nothing."""
+        """Restore automatic collection, also after an exception; without a fit there is nothing to restore."""
         self._restore()
         self._was_enabled = False
         if self._froze:

@@ -1,4 +1,4 @@
-"""GPUMemory: the most memory that an epoch took on the GPU."""
+"""GPUMemory: records the peak memory of each epoch on the GPU."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class GPUMemory(Callback):
     transient = ("_retries",)
 
     def __init__(self) -> None:
-        self._retries = 0  # before this epoch
+        self._retries = 0  # the allocator's count before this epoch
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Start to measure, also where an epoch resumes."""
+        """Start measuring, also if the fit resumes inside an epoch."""
         if trainer.device.type == "cuda":
             self._reset(trainer.device)
         else:
@@ -56,7 +56,7 @@ class GPUMemory(Callback):
             self._reset(trainer.device)
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:
-        """Add what the epoch took so far to the last of the steps."""
+        """Add the peaks of the epoch so far to the last of the steps."""
         if trainer.device.type == "cuda":
             records[-1].values.update(self._taken(trainer.device))
 
@@ -70,7 +70,7 @@ class GPUMemory(Callback):
         self._retries = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
 
     def _taken(self, device: torch.device) -> dict[str, float]:
-        counts = torch.cuda.memory_stats(device)  # without any before the first allocation
+        counts = torch.cuda.memory_stats(device)  # empty before the first allocation
         return {
             "gpu_memory_peak_mb": torch.cuda.max_memory_allocated(device) / _MB,
             "gpu_memory_active_mb": counts.get("active_bytes.all.peak", 0) / _MB,

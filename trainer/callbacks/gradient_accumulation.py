@@ -1,4 +1,4 @@
-"""GradientAccumulation: one optimizer step for the gradients of several batches."""
+"""GradientAccumulation: takes one optimizer step for the gradients of several batches."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ class GradientAccumulation(Callback):
             raise ValueError(f"batches is {batches}: give the number of batches a step, at least 1")
         self.batches = batches
         self.drop_last = drop_last
-        self._gradients = 0  # batches of the open group whose gradients are there
-        self._weight: Weight = None  # of those batches together; None where their losses are sums
-        # The gradients hold the sum over the batches, each times its weight, divided by this.
+        self._gradients = 0  # number of batches of the open group with gradients
+        self._weight: Weight = None  # the total weight of these batches; None if their losses are sums
+        # The gradients are the sum over the batches, each times its weight, divided by this unit.
         self._unit: Weight = None
         self._batch_weight: Weight = None
         self._in_backward = False
-        self._sums = False  # whether the gradients are left a sum, for several processes
+        self._sums = False  # whether the gradients stay a sum, which several processes then average
         self._loaded: list[Tensor | None] | None = None
         self._optimizer: Optimizer | None = None
 
     def setup(self, trainer: TrainerView) -> None:
-        """Let the run be counted in steps."""
+        """Tell the state how many batches make a step."""
         trainer.state.batches_per_step = self.batches
         trainer.state.drops_last_step = self.drop_last
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Put back the gradients of a group that was open; one of another trainer's run is given up."""
+        """Restore the gradients of a group that was open; drop a group of another trainer's run."""
         refuse_no_step(trainer.state, trainer.state.batches_per_epoch)
         self._optimizer = trainer.optimizer
         self._sums = world_size() > 1
@@ -88,28 +88,28 @@ class GradientAccumulation(Callback):
             self._loaded = None
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
-        """See that the epoch makes a step: of larger batches it has fewer than those before."""
+        """Check that the epoch makes a step: with larger batches, it has fewer of them."""
         refuse_no_step(trainer.state, trainer.state.batches_per_epoch)
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:
-        """Keep the gradients of an open group, and wait with the step until it is full."""
+        """Skip clearing the gradients of an open group, and skip the step until the group is full."""
         if self._gradients:
             trainer.state.skip(ZERO_GRAD)
         if self._gradients + 1 < self.batches:
             trainer.state.skip(OPTIMIZER_STEP)
 
     def on_before_backward(self, trainer: TrainerView) -> None:
-        """Let the gradients of the batch, whose loss is a mean, count by its weight."""
+        """Set the factor by which the gradients of a batch with a mean loss count by its weight."""
         state = trainer.state
         self._in_backward = True
         self._batch_weight = weight = state.weight
         if weight is None:
             return
-        if self._sums:  # which all processes add up
+        if self._sums:  # all processes sum these gradients
             self._unit = 1.0
             state.gradient_share = weight
             return
-        # A group that has had no weight yet has no gradient either.
+        # As long as a group has no weight, its gradients are 0, and another unit may be chosen.
         self._unit = weight if not self._gradients else _first_above_zero(self._unit, weight)
         state.gradient_share = _ratio(weight, self._unit)
 
@@ -121,26 +121,26 @@ class GradientAccumulation(Callback):
         self._gradients += 1
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
-        """Turn the sum into the mean."""
+        """Turn the sum of the gradients into their mean."""
         trainer.state.step_weight = self._weight
         if self._gradients and self._weight is not None and not self._sums:
             self._scale(trainer.optimizer, _ratio(self._unit, self._weight))
         self._close()
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Give up a full group whose step was skipped."""
+        """Drop a full group whose step was skipped."""
         self._in_backward = False
         if self._gradients >= self.batches:
             self._close()
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """Give up a full group too, and one that may hold a part of a batch's gradients."""
+        """Drop a full group, and one that may hold a part of a batch's gradients."""
         if self._in_backward or self._gradients >= self.batches:
             self._close()
         self._in_backward = False
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """Take the step of what is left over; nothing goes into the next epoch."""
+        """Take the step of the batches left over; no group continues in the next epoch."""
         if self._gradients:
             if not self.drop_last:
                 trainer.step_optimizer()
@@ -156,7 +156,7 @@ class GradientAccumulation(Callback):
         }
 
     def redealt(self, states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
-        """The sum over the processes for rank 0; for the others as many batches without any gradient."""
+        """The sum over the processes for rank 0; for the others, the same number of batches without gradients."""
         count, weight = states[0]["gradients"], _total([state["weight"] for state in states])
         opened = [(state["open"], state["unit"]) for state in states if state["open"] is not None]
         if rank:
@@ -169,7 +169,7 @@ class GradientAccumulation(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume inside the saved group; its gradients are restored when the fit starts."""
-        if not state:  # of a run of several processes that can't be redealt
+        if not state:  # from a run of several processes whose states can't be redealt
             self._close()
             self._loaded = None
             return
@@ -179,7 +179,7 @@ class GradientAccumulation(Callback):
         self._loaded = state["open"]
 
     def on_load_checkpoint(self, trainer: TrainerView, checkpoint: Mapping[str, Any]) -> None:
-        """Bring the open group's gradients to the loss scale of a run in another precision."""
+        """Convert the open group's gradients to the loss scale of this run's precision."""
         factor = _loss_scale(trainer.precision.state_dict()) / _loss_scale(checkpoint["precision"])
         if self._loaded is not None and factor != 1:
             self._loaded = [None if gradient is None else gradient * factor for gradient in self._loaded]
@@ -198,14 +198,14 @@ class GradientAccumulation(Callback):
             return
         gradients = [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
         if gradients:
-            torch._foreach_mul_(gradients, factor)  # one call for all, as torch's clipping does
+            torch._foreach_mul_(gradients, factor)  # one call for all, as in torch's clipping
 
 
 def refuse_no_step(state: TrainState, epoch: int | None) -> None:
-    """Refuse an epoch of so many batches that would train nothing; None: they are not known.
+    """Refuse an epoch whose number of batches is too small for a step; None if the number is unknown.
 
     Raises:
-        ValueError: It would.
+        ValueError: The epoch would make no step.
     """
     if epoch is not None and not state.steps_of(epoch):
         raise ValueError(
@@ -215,7 +215,7 @@ def refuse_no_step(state: TrainState, epoch: int | None) -> None:
 
 
 def _loss_scale(precision: Mapping[str, Any]) -> float:
-    """What the loss is multiplied by, of the state of a precision."""
+    """The loss scale in the state of a precision."""
     return float(precision.get("scale", 1.0))
 
 
@@ -224,25 +224,25 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _total(parts: Sequence[Any]) -> Any:
-    """The sum of those that are there; None where there is none."""
+    """The sum of the parts that are not None; None if all are."""
     there = [part for part in parts if part is not None]
     return sum(there[1:], start=there[0]) if there else None
 
 
 def _times(gradient: Tensor | None, unit: Weight, weight: Weight) -> Tensor | None:
-    """A part of the sum over batches, each times its weight, of what holds that divided by a unit."""
+    """A gradient times its unit; unchanged if the gradient or a weight is None."""
     return gradient if gradient is None or weight is None or unit is None else gradient * unit
 
 
 def _first_above_zero(first: Weight, second: Tensor | float) -> Tensor | float:
-    """The first weight, unless it is none or 0; nothing is read from the device."""
+    """The first weight, or the second if the first is None or 0; nothing is read from the device."""
     if isinstance(first, Tensor):
         return torch.where(first > 0, first, second)
     return first or second
 
 
 def _ratio(weight: Weight, whole: Weight) -> Tensor | float:
-    """One weight as a share of another, 0 where that is 0; nothing is read from the device."""
+    """One weight divided by another, or 0 if that is 0; nothing is read from the device."""
     assert weight is not None
     assert whole is not None
     if isinstance(weight, Tensor) or isinstance(whole, Tensor):

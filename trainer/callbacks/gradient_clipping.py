@@ -1,4 +1,4 @@
-"""GradientClipping: bounds the gradients before each optimizer step."""
+"""GradientClipping: clips the gradients before each optimizer step."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from trainer.callback import Callback, TrainerView
 from trainer.distributed.tensor_shards import held
 from trainer.step.norms import total_norm
 
-#: What torch's clip_grad_norm_ adds to a norm, so that none is 0.
+#: Added to a norm so that it is never 0, as in torch's clip_grad_norm_.
 _LEAST_NORM: Final = 1e-6
 
 
@@ -51,10 +51,10 @@ class GradientClipping(Callback):
         self.norm_type = norm_type
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """See that the norm is known.
+        """Check that the norm is available.
 
         Raises:
-            ValueError: The model is split over processes, which know their gradients' L2 norm alone.
+            ValueError: The model is split over processes, where only the L2 norm of the gradients is available.
         """
         if trainer.group.strategy == "fsdp" and self.max_norm is not None and self.norm_type != 2:
             raise ValueError(f"norm_type is {self.norm_type}: with strategy 'fsdp' only the norm 2 is known")
@@ -71,17 +71,17 @@ class GradientClipping(Callback):
             return
         if trainer.group.strategy == "fsdp":
             self._clip_each([held(parameter.grad) for parameter in parameters], trainer)
-        elif any(parameter.grad.is_sparse for parameter in parameters):  # which torch's functions do not take
+        elif any(parameter.grad.is_sparse for parameter in parameters):  # torch's functions do not support these
             self._clip_each([_numbers_of(parameter) for parameter in parameters], trainer)
         elif self.max_norm is not None:
             norm = clip_grad_norm_(parameters, self.max_norm, self.norm_type)
-            if self.norm_type == 2:  # what was measured before stays
+            if self.norm_type == 2:  # norms measured earlier stay
                 trainer.state.norms.setdefault(trainer.state.optimizer_name, (norm,))
         elif self.max_value is not None:
             clip_grad_value_(parameters, self.max_value)
 
     def _clip_each(self, gradients: list[Tensor], trainer: TrainerView) -> None:
-        """Clip what this process holds of the gradients, or what sparse ones have, by the norm of all together."""
+        """Clip this process's parts of the gradients, or the values of sparse ones, by their total norm."""
         if self.max_value is not None:
             for gradient in gradients:
                 gradient.clamp_(-self.max_value, self.max_value)
@@ -95,7 +95,7 @@ class GradientClipping(Callback):
 
 
 def _numbers_of(parameter: Tensor) -> Tensor:
-    """The numbers of a gradient, to be changed in place; of a sparse one those that are not 0."""
+    """The values of a gradient, to be changed in place; of a sparse one, its stored values."""
     gradient = parameter.grad
     assert gradient is not None
     if not gradient.is_sparse:

@@ -1,4 +1,4 @@
-"""GradientDump: the gradients of chosen steps as files."""
+"""GradientDump: writes the gradients of chosen steps to files."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class GradientDump(Callback):
         self._gradients: dict[str, Tensor] = {}
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
-        """Write the step, if it is one of those."""
-        if trainer.state.evaluation:  # of the same step, somewhere else
+        """Write the gradients, if this step is chosen."""
+        if trainer.state.evaluation:  # a further evaluation of the closure in the same step
             return
         step = trainer.state.step + 1
         number, rest = divmod(step - self.first_step, self.every_n_steps)
@@ -99,12 +99,12 @@ class GradientDump(Callback):
             self.folder.mkdir(parents=True, exist_ok=True)
             with aside_of(path) as aside:
                 torch.save(self._gradients, aside)
-        except (OSError, RuntimeError) as error:  # torch's writer has errors of its own for a full disk
+        except (OSError, RuntimeError) as error:  # torch raises its own error for a full disk
             logger.warning("%s can't be written: %s", path, error)
 
     def _kept(self, gradient: Tensor) -> Tensor:
         kept = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
         if self.first_elements is not None:
             kept = kept.flatten()[: self.first_elements]
-        # A copy: a file of a view would hold all that it is a view of.
+        # A copy, as the file of a view would hold the whole tensor behind it.
         return kept.cpu().clone()

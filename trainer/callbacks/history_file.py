@@ -1,4 +1,4 @@
-"""HistoryFile: base of the callbacks that keep a file with one line per epoch."""
+"""HistoryFile: the base of callbacks that keep a file with one line per epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = dict[str, float]
 
 
 def epoch_record(epoch: int, metrics: Mapping[str, float]) -> Record:
-    """One epoch as loggers write it: ``epoch``, then the metrics as plain floats.
+    """One epoch for loggers: ``epoch``, then the metrics as plain floats.
 
     Raises:
         ValueError: A metric is called ``epoch``.
@@ -31,11 +31,12 @@ def epoch_record(epoch: int, metrics: Mapping[str, float]) -> Record:
 
 
 class HistoryFile(Callback, ABC):
-    """Keeps ``path`` equal to the history: an epoch is appended as it ends.
+    """Keeps the file equal to the history: each epoch is appended when it ends.
 
-    A fit starts by rewriting the file from the history that it resumes from, so that it never holds an epoch
-    twice nor one that the run has forgotten, and ends so, for metrics that came after the epoch was logged.
-    While the disk refuses, training continues, with one warning; the file is whole again once a write succeeds.
+    At its start, a fit rewrites the file from the history that it resumes from, so that the file never has an
+    epoch twice, nor one that the run has lost. It rewrites it again at its end, for metrics that came after an
+    epoch was logged. While the file can't be written, training continues, with one warning; the next successful
+    write makes the file complete.
 
     Args:
         path: The file; its folder is made if needed.
@@ -53,7 +54,7 @@ class HistoryFile(Callback, ABC):
         self._whole = False
 
     def accepts(self, record: Record) -> bool:  # noqa: ARG002
-        """Whether ``record`` can be appended to the file as it stands."""
+        """Whether ``record`` can be appended to the present file."""
         return True
 
     @abstractmethod
@@ -66,13 +67,13 @@ class HistoryFile(Callback, ABC):
             self.write_line(file, record)
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Bring the file to the history."""
+        """Rewrite the file from the history."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._rewrite(trainer)
         self._started = self._whole = True
 
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
-        """Append the epoch, or write all anew where a line can't be added."""
+        """Append the epoch, or rewrite the file if a line can't be appended."""
         record = epoch_record(trainer.state.epoch, metrics)
         if self._whole and self.accepts(record):
             self._try(lambda: self._append(record))
@@ -80,8 +81,8 @@ class HistoryFile(Callback, ABC):
             self._try(lambda: self._rewrite(trainer))
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """Bring the file to the history once more."""
-        if not self._started:  # the fit failed before it came here: the file is another run's
+        """Rewrite the file from the history once more."""
+        if not self._started:  # the fit failed before `on_fit_start`, so the file is another run's
             return
         self._started = False
         self._try(lambda: self._rewrite(trainer))
@@ -98,7 +99,7 @@ class HistoryFile(Callback, ABC):
             self._whole = False
 
     def _append(self, record: Record) -> None:
-        # Not mode "a", which would make a new file, without the first rows, after the file was removed.
+        # Not mode "a": if the file was removed, that would make a new one without the first rows.
         with self.path.open("r+", encoding="utf-8", newline="") as file:
             file.seek(0, os.SEEK_END)
             self.write_line(file, record)

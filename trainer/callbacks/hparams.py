@@ -1,4 +1,4 @@
-"""What TensorBoard's HParams tab reads: the start and the end of a session, as summaries of its plugin."""
+"""Makes the summaries for TensorBoard's HParams tab: the start and the end of a session."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def session_start(hparams: Mapping[str, Any], at: float) -> Any:
-    """A session's parameters.
+    """The summary of a session's start, with its parameters.
 
     Args:
-        hparams: By name; what is no number, boolean or text becomes text.
+        hparams: The parameters by name; a value that is no number, boolean or text is converted to text.
         at: When it started, in seconds since 1970.
     """
     from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
@@ -28,11 +28,11 @@ def session_start(hparams: Mapping[str, Any], at: float) -> Any:
 
 
 def session_end(at: float, *, success: bool) -> Any:
-    """A session's end.
+    """The summary of a session's end.
 
     Args:
         at: When it ended, in seconds since 1970.
-        success: Whether as a success, else as a failure.
+        success: Whether it is shown as a success rather than a failure.
     """
     from tensorboard.plugins.hparams import api_pb2
     from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG

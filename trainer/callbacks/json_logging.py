@@ -1,4 +1,4 @@
-"""JSONLogging: one JSON object an epoch in a JSON Lines file."""
+"""JSONLogging: writes one JSON object per epoch to a JSON Lines file."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class JSONLogging(HistoryFile):
     """
 
     def write_line(self, file: TextIO, record: Record) -> None:
-        """One object and a line feed."""
+        """Write one object and a line feed."""
         file.write(json_line(record))

@@ -1,4 +1,4 @@
-"""LossPrediction: where the loss curve is heading."""
+"""LossPrediction: predicts the loss of the last epoch."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""LRFinder: a short run over growing learning rates that shows which of them to use."""
+"""LRFinder: suggests a learning rate by a short run over growing learning rates."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class LRFinder(Callback):
         self._before: _Before | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Remember everything."""
+        """Save the trainer's state."""
         self.learning_rates, self.losses, self.smoothed_losses = [], [], []
         self.suggestion, self._mean = None, 0.0
         refuse_lazy(trainer.model, "a fit with LRFinder, which puts all weights back")
@@ -112,8 +112,8 @@ class LRFinder(Callback):
         trainer.state.skip(SCHEDULER_STEP)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Note the loss, and end the run when there is no more to see."""
-        if trainer.state.loss is None:  # a hook has left the batch out
+        """Note the loss; end the run after the last batch, or if the loss diverges."""
+        if trainer.state.loss is None:  # a hook has skipped the batch
             return
         loss = float(trainer.state.loss.detach())
         self.learning_rates.append(float(trainer.optimizer.param_groups[0]["lr"]))
@@ -124,17 +124,17 @@ class LRFinder(Callback):
             trainer.state.stop(_REASON, now=True)
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """An epoch's end means nothing to this run."""
+        """Skip the validation and the scheduler: the end of an epoch has no meaning in this run."""
         trainer.state.skip(VALIDATION)
         trainer.state.skip(SCHEDULER_STEP)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Continue past the end of the trainer's own run."""
+        """Rewind the progress, so that the run continues past the trainer's own end."""
         assert self._before is not None
         self._before.rewind(trainer)
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """Put everything back, and look for the steepest fall."""
+        """Restore the trainer, and find the steepest fall."""
         if self._before is None:
             return
         before, self._before = self._before, None
@@ -143,7 +143,7 @@ class LRFinder(Callback):
 
     @property
     def _start(self) -> int:
-        """The first batch whose smoothed loss rests on enough losses to be looked at."""
+        """The first batch whose smoothed loss is the mean of enough losses to be used."""
         return self.steps // 10
 
     def _diverges(self) -> bool:
@@ -163,17 +163,17 @@ class LRFinder(Callback):
                 self.min_lr,
             )
             return None
-        # From one batch to the next it falls by chance, most where the mean still rests on few losses.
+        # Over several batches: from one to the next, the loss may fall by chance.
         width = min(max(1, self.steps // 10), lowest)
         falls = losses[: lowest + 1 - width] - losses[width : lowest + 1]
         return self.learning_rates[self._start + int(falls.argmax()) + width // 2]
 
 
 class _Before:
-    """A trainer as it was before the run.
+    """The state of a trainer before the run.
 
     Attributes:
-        ratios: The groups' learning rates in relation to the first group's.
+        ratios: The groups' learning rates divided by the first group's.
     """
 
     def __init__(self, trainer: TrainerView) -> None:
@@ -185,11 +185,11 @@ class _Before:
         ]
 
     def rewind(self, trainer: TrainerView) -> None:
-        """Keep the run from coming to the end that it was given."""
+        """Reset the progress, so that the run does not reach the trainer's own end."""
         trainer.state.data_epoch, trainer.state.step = self._progress
 
     def restore(self, trainer: TrainerView) -> None:
-        """Put everything back."""
+        """Restore the trainer."""
         trainer.load_state_dict(self._checkpoint)
         for parameter, gradient in zip(trainer.model.parameters(), self._gradients, strict=True):
             parameter.grad = gradient

@@ -1,14 +1,14 @@
-"""MetricNames: which metrics a callback takes, by patterns."""
+"""MetricNames: selects the metrics that a callback uses, by patterns."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 
 class MetricNames:
-    """The names that match a pattern, as ``fnmatch`` reads it; with None for ``metrics``, all names.
+    """Contains the names that match one of the ``fnmatch`` patterns; with None for ``metrics``, all names.
 
     Raises:
-        ValueError: It is one text in place of a list, or empty.
+        ValueError: ``metrics`` is a single text instead of a list, or empty.
     """
 
     def __init__(self, metrics: Iterable[str] | None) -> None:

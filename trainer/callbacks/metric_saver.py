@@ -1,4 +1,4 @@
-"""MetricSaver: the latest metrics in JSON files, at chosen steps and at the end."""
+"""MetricSaver: writes the latest metrics to JSON files, at chosen steps and at the end."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class MetricSaver(Callback):
         self._latest: dict[str, float] = {}
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Resume behind the step up to which there are files; one that is due since then is still to come."""
+        """Resume after the step up to which files are written; a file that is due since then is still written."""
         step = trainer.state.step
         looked = None if trainer.state.is_new else self._looked
         self._looked = step if looked is None else min(looked, step)
         self._begun, self._latest = True, {}
-        for record in trainer.state.step_log or ():  # none may follow before the fit ends
+        for record in trainer.state.step_log or ():  # the fit may end without another record
             self._latest = record.values
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:
@@ -84,20 +84,20 @@ class MetricSaver(Callback):
                 self._write(f"metrics-step-{record.step:08d}.json", trainer, record.step, record.epoch)
 
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
-        """Without records of single steps, write the epoch's end where a step is due."""
+        """Without records of single steps, write the end of the epoch if a step is due."""
         state = trainer.state
-        self._record(trainer, state.step, state.epoch)  # a name is refused now, not as the run ends
+        self._record(trainer, state.step, state.epoch)  # refuses a metric's name now, not at the end of the run
         if state.step_log is None and self._passes(state.step):
             self._write(f"metrics-step-{state.step:08d}.json", trainer, state.step, state.epoch)
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """Write the last."""
+        """Write the last metrics."""
         if self._begun:
             self._begun = False
             self._write("metrics.json", trainer, trainer.state.step, trainer.state.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The step up to which there are files."""
+        """The step up to which files are written."""
         return {"looked": self._looked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ class MetricSaver(Callback):
         self._looked = state["looked"]
 
     def _passes(self, step: int) -> bool:
-        """Whether a step that is asked for lies between the last look and here."""
+        """Whether a chosen step is after the previous call's step and not after this one."""
         before = step if self._looked is None else self._looked
         self._looked = max(step, before)
         fixed = bisect_right(self.at_steps, step) > bisect_right(self.at_steps, before)

@@ -1,4 +1,7 @@
-"""What the callbacks share that copy a run to a service: a service may be away, and a run has an outcome."""
+"""Mirror: the base of callbacks that copy a run to a tracking service, with what they share.
+
+Service remembers whether a service is away; functions here give a run's outcome and the order of its records.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +25,26 @@ from trainer.step_log import StepRecord
 COMPLETE: Final = "complete"
 OUT_OF_MEMORY: Final = "out_of_memory"
 
-#: What the names of single steps' metrics begin with, beside those of epochs.
+#: The prefix of the names of single steps' metrics.
 STEP_PREFIX: Final = "step/"
 
-# Seconds in which a service that did not answer is not asked again: each asking waits for a time-out.
+# Seconds during which a service that did not answer gets no further request, as each would wait for a time-out.
 _AWAY_S = 600.0
 
-# What libraries for connections and databases call an error of a service that is away.
+# Names of the error classes by which libraries for connections and databases report a service that is away.
 _OUTAGES: Final = frozenset({"ConnectionError", "OperationalError", "Timeout", "TimeoutError", "gaierror"})
 
 logger = logging.getLogger(__name__)
 
 
 class Service:
-    """A service as this process and its forks know it: whether it is away, and what was said of it.
+    """What this process and its forks know of a service: whether it is away, and which warnings were logged.
 
-    One for all runs of a process, so that an outage costs one time-out and one warning, not one a run. What one
-    process finds away its forks leave alone, and the other way round: each trial is a fork of its worker.
+    All runs of a process share it, so that an outage costs one time-out and one warning in all, not per run. The
+    process and its forks share whether the service is away, as each trial is a fork of its worker.
 
     Args:
-        name: For people.
+        name: The name in messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -51,20 +54,20 @@ class Service:
 
     @property
     def is_away(self) -> bool:
-        """Whether it did not answer a short while ago."""
+        """Whether it recently did not answer."""
         return time.monotonic() < self._ask_again[0]
 
     def answered(self) -> None:
-        """It is there: a later failure is news again."""
+        """Note that it answered, so that later failures are warnings again."""
         self._said.clear()
 
     def failed(self, what: str, error: BaseException | str, *, away: bool = False) -> None:
-        """Warn, unless the same was said since it last answered.
+        """Log a warning, or only an info if the same text was logged since the service last answered.
 
         Args:
-            what: What the run is without, and what to do.
-            error: What happened.
-            away: Whether it did not answer (see `is_outage`), so that for ten minutes it is not asked again.
+            what: What the run lacks now, and what to do.
+            error: The error.
+            away: Whether the service did not answer (see `is_outage`); it then gets no request for ten minutes.
         """
         level = logging.INFO if what in self._said else logging.WARNING
         self._said.add(what)
@@ -73,19 +76,19 @@ class Service:
             self._ask_again[0] = time.monotonic() + _AWAY_S
 
     def forget(self) -> None:
-        """Know nothing of it, as a new process would."""
+        """Forget everything about the service, as in a new process."""
         self._said.clear()
         self._ask_again[0] = 0.0
 
 
 class Mirror(Callback):
-    """Base of the callbacks that copy a run to a service, without which training continues.
+    """Base of the callbacks that copy a run to a service; if the service fails, training continues.
 
     Args:
-        monitor: The metric that says which epoch is best.
+        monitor: The metric by which an epoch is the best.
         mode: ``"min"`` or ``"max"``.
         cancel_tags: Tags that end the run.
-        cancel_every_s: Seconds between two questions for them.
+        cancel_every_s: Seconds between two checks for these tags.
     """
 
     service: ClassVar[Service]
@@ -100,25 +103,25 @@ class Mirror(Callback):
         self.monitor = monitor
         self.mode: Mode = mode
         self._cancel = CancelTags(cancel_tags, cancel_every_s)
-        self._remote: Any = None  # what takes the run's numbers; None: there is none, or it has failed
+        self._remote: Any = None  # the object that receives the run's metrics; None if there is none or it failed
         self._error: BaseException | None = None
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """End the run if it was tagged so."""
+        """End the run if it has a cancel tag."""
         self._cancel.obey(trainer)
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """Note what training died of."""
+        """Note the error of the training."""
         self._error = error
 
     def _outcome(self, trainer: TrainerView) -> str:
-        """How the run ended; what was noted of it is let go."""
+        """How the run ended; forgets the error, and stops checking for tags."""
         self._cancel.close()
         error, self._error = self._error, None
         return outcome_of(trainer, error)
 
     def _mirror(self, action: Callable[[Any], Any]) -> None:
-        """Do it with the service; the first failure is the end of that for this run."""
+        """Call ``action`` with the remote object; after the first failure, this run sends nothing more."""
         if self._remote is None:
             return
         try:
@@ -129,11 +132,11 @@ class Mirror(Callback):
             self._let_go()
 
     def _let_go(self) -> None:
-        """Drop what would fail the next run, too."""
+        """Drop what would make the next run fail too."""
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether a service did not answer. A value that it refused says nothing of the next run's."""
+    """Whether an error means that a service did not answer, rather than that it refused a value."""
     while error is not None:
         names = {kind.__name__ for kind in type(error).__mro__}
         if names & _OUTAGES or "timed out" in str(error).lower():
@@ -159,8 +162,8 @@ def outcome_of(trainer: TrainerView, error: BaseException | None) -> str:
         error: What the fit raised, if anything.
 
     Returns:
-        ``complete`` (also where it stopped early), ``pruned``, ``diverged``, ``out_of_memory``, ``error``, or
-        ``interrupted``: it was stopped before its end, and may resume.
+        ``complete`` (also if it stopped early), ``pruned``, ``diverged``, ``out_of_memory``, ``error``, or
+        ``interrupted`` if it was stopped before its end and may resume.
     """
     reason = trainer.state.stop_reason
     if reason == ERROR:
@@ -171,7 +174,7 @@ def outcome_of(trainer: TrainerView, error: BaseException | None) -> str:
 
 
 def best_of(state: TrainState, monitor: str, mode: Mode) -> dict[str, Any]:
-    """``best_epoch`` and ``best_<monitor>``; empty where no epoch has a finite value."""
+    """``best_epoch`` and ``best_<monitor>``; empty if no epoch has a finite value."""
     epoch = best_epoch(state.history, monitor, mode, after=state.inherited)
     if epoch is None:
         return {}
@@ -179,25 +182,25 @@ def best_of(state: TrainState, monitor: str, mode: Mode) -> dict[str, Any]:
 
 
 def step_record(record: StepRecord) -> Record:
-    """One step as trackers show it: ``step``, then the metrics under names that begin with ``step/``."""
+    """One step for trackers: ``step``, then the metrics under names that begin with ``step/``."""
     flat = record.flat(STEP_PREFIX)
-    del flat["epoch"]  # which counts finished epochs there, as the axis of theirs
+    del flat["epoch"]  # in trackers, it counts finished epochs and is the axis of their metrics
     return flat
 
 
 def epoch_place(state: TrainState, epoch: int) -> int:
-    """Place of an epoch in the `sequence`: its number, plus the steps up to its end where steps are recorded."""
+    """The place of an epoch in the `sequence`: its number, plus the steps up to its end if steps are recorded."""
     steps = 0 if state.step_log is None else state.step_log.epoch_ends.get(epoch, 0)
     return steps + epoch
 
 
 def step_places(records: Sequence[StepRecord]) -> list[tuple[int, Record]]:
-    """Steps with their places in the `sequence`, which depend on nothing but the step and its epoch."""
+    """Steps with their places in the `sequence`, which depend only on the step and its epoch."""
     return [(record.step + record.epoch - 1, step_record(record)) for record in records]
 
 
 def sequence(state: TrainState) -> Iterator[tuple[int, Record]]:
-    """All that is logged so far, steps and epochs, with growing places: for trackers that take one sequence."""
+    """All records so far, of steps and epochs, with increasing places; for trackers with only one step axis."""
     epochs = deque(
         (epoch, epoch_place(state, epoch), epoch_record(epoch, metrics))
         for epoch, metrics in enumerate(state.history, start=1)

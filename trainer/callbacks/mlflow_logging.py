@@ -1,4 +1,4 @@
-"""MLflowLogging: one MLflow run per training run."""
+"""MLflowLogging: copies each training run to an MLflow run."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 SERVICE: Final = Service("MLflow")
-#: The tag by which a resumed run finds itself.
+#: The tag by which a resumed run finds its MLflow run.
 RUN_KEY_TAG: Final = "trainer.run_key"
 _FAILED: Final = "FAILED"
 _STATUS: Final = {COMPLETE: "FINISHED", PRUNED: "KILLED", INTERRUPTED: "KILLED"}
-# The metrics that count: what a record is shown over.
+# The metrics that number the records and serve as their axes.
 _AXES: Final = ("epoch", "step")
-# What MLflow takes in one name, and in one request.
+# MLflow's limits: characters of a name, and metrics and parameters of one request.
 _LONGEST_NAME: Final = 250
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE = 1000, 100
-# Records are sent together if they come faster, so that they do not wait for the server each.
+# Records that come faster than this are sent together, so that not each one waits for the server.
 _SEND_EVERY_S: Final = 1.0
 _SQLITE: Final = "sqlite:///"
 _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. :/]")
@@ -120,7 +120,7 @@ class MLflowLogging(Mirror):
         self._sent = 0.0
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Open the run, and send what it lacks of the history."""
+        """Open the run, and send the part of the history that it lacks."""
         self._remote, self._error, self._waiting, self._held = None, None, [], {}
         if SERVICE.is_away:
             return
@@ -146,13 +146,13 @@ class MLflowLogging(Mirror):
         self._send()
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
-        """Take the steps, and send what waits if it has waited long enough."""
+        """Add the steps, and send all waiting metrics if it is time."""
         for record in records:
             self._add("step", step_record(record))
         self._send_in_time()
 
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
-        """Take the epoch, and send what waits if it has waited long enough."""
+        """Add the epoch, and send all waiting metrics if it is time."""
         self._add("epoch", epoch_record(trainer.state.epoch, metrics))
         self._send_in_time()
 
@@ -182,10 +182,10 @@ class MLflowLogging(Mirror):
         else:
             self._run = found
             client.update_run(found, status="RUNNING")
-            # MLflow refuses other values, as of a run that is to be longer than it began.
+            # MLflow refuses new values, for example after the length of the run was raised.
             began_with = client.get_run(found).data.params
             shown = {name: value for name, value in shown.items() if name not in began_with}
-            # Its number is the last metric of an epoch, or step, to be sent: where it is, they all are.
+            # The number of an epoch or step is sent as its last metric: if it is there, all of its metrics are.
             self._held = {
                 axis: {metric.step for metric in client.get_metric_history(found, axis)} for axis in _AXES
             }
@@ -193,7 +193,7 @@ class MLflowLogging(Mirror):
             for params in _cut(_params(shown), _PARAMS_AT_ONCE):
                 client.log_batch(self._run, params=params)
         except Exception:
-            with contextlib.suppress(Exception):  # it would be shown as running
+            with contextlib.suppress(Exception):  # otherwise the run would be shown as running
                 client.set_terminated(self._run, _FAILED)
             raise
         self._remote = client
@@ -204,7 +204,7 @@ class MLflowLogging(Mirror):
         found = client.get_experiment_by_name(self.experiment)
         if found is not None:
             return str(found.experiment_id)
-        local = self._uri().startswith(_SQLITE)  # which has no place for artifacts but the working folder
+        local = self._uri().startswith(_SQLITE)  # its artifacts would go to the working directory
         place = (self.folder / "mlartifacts").resolve().as_uri() if local else None
         try:
             return str(client.create_experiment(self.experiment, artifact_location=place))
@@ -221,7 +221,7 @@ class MLflowLogging(Mirror):
         return str(runs[0].info.run_id) if runs else None
 
     def _add(self, axis: str, record: Record) -> None:
-        """Add an epoch's or a step's record to what waits, unless MLflow holds it."""
+        """Add the record of an epoch or a step to the waiting metrics, unless MLflow has it."""
         number = int(record.pop(axis))
         if self._remote is None or number in self._held.get(axis, ()):
             return
@@ -243,10 +243,10 @@ class MLflowLogging(Mirror):
 
 
 def _import_client(timeout_s: int) -> type[MlflowClient]:
-    # Read by MLflow at each request; by default it would try eight times, for minutes.
+    # MLflow reads these at each request; by default, it would retry for minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(timeout_s))
-    # What a run says goes to its tracking server and nowhere else.
+    # Nothing is sent anywhere but to the run's tracking server.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         from mlflow import MlflowClient
@@ -257,16 +257,16 @@ def _import_client(timeout_s: int) -> type[MlflowClient]:
 
 @contextlib.contextmanager
 def _sqlalchemys_warning_ignored() -> Iterator[None]:
-    """MLflow 3.17 maps its tables in a way that SQLAlchemy 2.1 calls deprecated."""
+    """Ignore a deprecation warning of SQLAlchemy 2.1 about how MLflow 3.17 maps its tables."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The ``noload`` loader strategy is deprecated")
         yield
 
 
 def _make_database(client_type: type[MlflowClient], uri: str) -> None:
-    """Make a SQLite file with MLflow's tables, if it is not there, in one step.
+    """Make a SQLite file with MLflow's tables atomically, if it does not exist.
 
-    MLflow itself makes the tables one by one, and two workers that begin together would spoil it for each other.
+    MLflow itself makes the tables one by one, so two workers that start together would interfere.
     """
     if not uri.startswith(_SQLITE):
         return
@@ -296,7 +296,7 @@ def _tags(tags: Mapping[str, Any]) -> list[RunTag]:
 
 
 def _name(name: str) -> str:
-    """The name without what MLflow refuses in names, which it reads as paths."""
+    """The name without what MLflow refuses in names, which it treats as paths."""
     parts = [part for part in _NOT_IN_NAMES.sub("_", name).split("/") if part not in {"", ".", ".."}]
     return "/".join(parts)[:_LONGEST_NAME].rstrip("/") or "_"
 

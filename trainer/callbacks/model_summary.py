@@ -1,4 +1,4 @@
-"""ModelSummary: the model's modules, the shapes of their outputs and their parameters, in the log."""
+"""ModelSummary: logs the model's modules, the shapes of their outputs and their parameters."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class ModelSummary(Callback):
         self._logged = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
-        """The next batch is the first."""
+        """Make the next batch log the table."""
         self._logged = False
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:
-        """Log the table, once; a call before the batch would draw the weights of lazy modules."""
+        """Log the table once; not of a model with lazy modules, whose weights the extra call would draw."""
         if not self._logged and not lazy_parameters(trainer.model):
             self._log(trainer)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Log that of a model whose lazy modules have their weights by now."""
+        """Log the table of a model whose lazy modules have got their weights."""
         if not self._logged:
             self._log(trainer)
 

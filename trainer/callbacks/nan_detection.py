@@ -1,4 +1,4 @@
-"""NaNDetection: ends a run whose loss is no longer a number."""
+"""NaNDetection: ends a run whose loss is no longer finite."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class NaNDetection(Callback):
         self._asked: list[_Question] = []
 
     def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """What was asked before belongs to another fit."""
+        """Drop open questions of an earlier fit."""
         self._asked = []
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Look at the batches since the last look, where it is time."""
+        """If a check is due, check the batches since the previous one."""
         state = trainer.state
         if state.batch_index % self.every_n_batches:
             return
@@ -81,11 +81,11 @@ class NaNDetection(Callback):
                 state.stop(DIVERGED, now=True)
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """What is still to be answered, the epoch's own numbers say."""
+        """Drop open questions: the metrics of the epoch answer them."""
         self._asked = []
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Look at the epoch's numbers."""
+        """Check the epoch's metrics."""
         state = trainer.state
         bad = [name for name in self.metrics if not math.isfinite(state.metrics.get(name, 0.0))]
         if bad:
@@ -101,13 +101,13 @@ class NaNDetection(Callback):
 
 @dataclass(frozen=True)
 class _Question:
-    """Which of the latest batches were not finite, on its way to the host.
+    """Which of the latest batches were not finite, in transfer to the host.
 
     Attributes:
-        name: Of which metric.
-        last: Number of the last of these batches.
-        flags: One for each of them, on the host once ``ready`` has come.
-        ready: What has to be waited for; None where that is nothing.
+        name: The name of the metric.
+        last: The number of the last of these batches.
+        flags: For each batch, whether it was not finite; on the host once ``ready`` is done.
+        ready: The event to wait for; None if there is none.
     """
 
     name: str
@@ -126,7 +126,7 @@ class _Question:
         return cls(name, last, host, ready)
 
     def answer(self) -> int:
-        """Number of the first batch that was not finite; 0 for none."""
+        """The number of the first batch that was not finite; 0 if there is none."""
         if self.ready is not None:
             self.ready.synchronize()
         flags = self.flags.tolist()
@@ -134,14 +134,14 @@ class _Question:
 
 
 def answers_late(device: torch.device) -> bool:
-    """Whether an answer of the device is read at the next look, so that none waits for it."""
+    """Whether answers of the device are read only at the next check, so that nothing waits for them."""
     return device.type == "cuda"
 
 
 def _not_finite(recorder: EpochMetrics, name: str, batches: int) -> Tensor | None:
-    """For each of the latest batches whether a metric that counts was not finite.
+    """For each of the latest batches, whether its value was not finite and has weight.
 
-    None where none recorded it, and where the sum shows that all are finite: on a device that answers immediately.
+    None if no batch recorded the metric, or if a device that answers at once shows that all are finite.
     """
     values, weights = recorder.latest(name, batches)
     if not values:

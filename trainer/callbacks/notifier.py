@@ -1,4 +1,4 @@
-"""Notifier: a message when training starts or ends, by any service that apprise knows."""
+"""Notifier: sends a message when training starts or ends, through any service that apprise supports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _VERBS: Final[Mapping[Event, str]] = {
     "diverged": "diverged",
 }
 _LONGEST_ERROR = 1000
-#: Seconds between two attempts.
+#: Seconds between two attempts to send.
 _WAIT_S = 2.0
 
 
@@ -107,19 +107,19 @@ class Notifier(Callback):
         self._ended = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Nothing has gone wrong in this fit yet; send the message of its start if it is wanted."""
+        """Forget an earlier error; send the message of the start if it is wanted."""
         self._error = None
         if "fit_start" in self.on:
             self._tell(trainer, "fit_start")
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:
-        """Note what training died of; what prunes a run, or interrupts it as Ctrl-C does, is no failure."""
+        """Note the error of the training; pruning, and an interruption such as Ctrl-C, are no failures."""
         interrupted = trainer.state.stop_reason == INTERRUPTED or isinstance(error, KeyboardInterrupt)
         if not interrupted and trainer.state.stop_reason != PRUNED:
             self._error = error_text(error, _LONGEST_ERROR)
 
     def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """It was a fit; how it has ended is known once these hooks are over."""
+        """Note that it was a fit; how it has ended is only known after these hooks."""
         self._ended = True
 
     def teardown(self, trainer: TrainerView) -> None:
@@ -158,7 +158,7 @@ class Notifier(Callback):
         return title, "\n".join(line for line in lines if line)
 
     def _send(self, event: Event, title: str, body: str) -> str:
-        """Send it; what went wrong, without the address."""
+        """Send the message; returns what went wrong, without the address, or an empty text."""
         kind = {"fit_start": "info", "fit_end": "success", "diverged": "warning", "exception": "failure"}[event]
         try:
             sent = self._sender.notify(
@@ -171,7 +171,7 @@ class Notifier(Callback):
 
 
 def _address(url: str) -> str:
-    """The address itself, where an environment variable is named."""
+    """The address, read from the environment if ``url`` names a variable."""
     if not isinstance(url, str) or not url.startswith(_FROM_ENVIRONMENT):
         return url
     variable = url.removeprefix(_FROM_ENVIRONMENT)
@@ -181,18 +181,18 @@ def _address(url: str) -> str:
 
 
 def _sender(address: Any, retries: int) -> Apprise:
-    """What sends to the address, of which nothing may be shown."""
+    """The object that sends to the address; no error or log may show the address."""
     try:
         from apprise import Apprise, AppriseAsset
     except ImportError as error:
         raise ImportError("Notifier needs the apprise package: pip install 'hpo-service[notify]'") from error
     asset = AppriseAsset(default_service_retry=retries, default_service_wait=_WAIT_S, http_redirects=False)
     sender = Apprise(asset=asset)
-    # They write the address into the log at some level; apprise's threads do so after the time is over, too.
+    # Both log the address at some level; apprise's threads do so even after the timeout.
     logging.getLogger("apprise").disabled = True
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of what apprise's services import
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised by imports of apprise's services
         sound = isinstance(address, str) and sender.add(address)
     if not sound:
         problem = "url is no address that apprise knows (it is not shown here)"

@@ -1,4 +1,4 @@
-"""OptimizerMode: train and eval mode of optimizers that have one."""
+"""OptimizerMode: switches optimizers that have a train and an eval mode."""
 
 from collections.abc import Callable
 
@@ -33,51 +33,51 @@ class OptimizerMode(Callback):
         self._training = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """An epoch that resumes inside is trained on, also if the model was evaluated since it stopped."""
+        """Switch to train mode if the fit resumes inside an epoch, as an evaluation may have switched it."""
         self._training = trainer.state.batch_index > 0
         if self._training:
             _switch(trainer.optimizer, "train")
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:
-        """To the weights that are trained, at an epoch's first batch: a run may still be stopped at its start."""
+        """Switch to train mode at an epoch's first batch, not at its start, where the run may still be stopped."""
         if not self._training:
             self._training = True
             _switch(trainer.optimizer, "train")
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """To the weights that are evaluated and saved, also where nothing is validated."""
+        """Switch to eval mode, also without a validation: checkpoints save the weights that are evaluated."""
         self._training = False
         _switch(trainer.optimizer, "eval")
 
     def on_validation_start(self, trainer: TrainerView) -> None:
-        """To the weights that are evaluated."""
+        """Switch to eval mode."""
         _switch(trainer.optimizer, "eval")
 
     def on_validation_end(self, trainer: TrainerView) -> None:
-        """Back, where a hook had it evaluated in the middle of an epoch."""
+        """Switch back to train mode after an evaluation inside an epoch."""
         self._go_back(trainer)
 
     def on_test_start(self, trainer: TrainerView) -> None:
-        """To the weights that are evaluated."""
+        """Switch to eval mode."""
         _switch(trainer.optimizer, "eval")
 
     def on_test_end(self, trainer: TrainerView) -> None:
-        """Back, as after a validation."""
+        """Switch back, as after a validation."""
         self._go_back(trainer)
 
     def on_predict_start(self, trainer: TrainerView) -> None:
-        """To the weights that are evaluated."""
+        """Switch to eval mode."""
         _switch(trainer.optimizer, "eval")
 
     def on_predict_end(self, trainer: TrainerView) -> None:
-        """Back, as after a validation."""
+        """Switch back, as after a validation."""
         self._go_back(trainer)
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """What is evaluated from here on is no part of training."""
+        """End training; switch to eval mode if the run diverged inside an epoch."""
         self._training = False
         if trainer.state.batch_index and trainer.state.stop_reason == DIVERGED:
-            # Here and not at the next evaluation: until then other weights may come into the model.
+            # Now rather than at the next evaluation, as other weights may be put into the model before that.
             _switch(trainer.optimizer, "eval")
 
     def _go_back(self, trainer: TrainerView) -> None:

@@ -1,4 +1,4 @@
-"""OverfitDetection: training loss falling while validation loss rises."""
+"""OverfitDetection: detects that the training loss falls while the validation loss rises."""
 
 import logging
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class OverfitDetection(Callback):
         self.window_size = window_size
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Look at the window that ends with this epoch."""
+        """Check the window that ends with this epoch."""
         state = trainer.state
         if not self._diverges(state.history):
             return

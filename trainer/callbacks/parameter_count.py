@@ -1,4 +1,4 @@
-"""ParameterCount: how many parameters a model has."""
+"""ParameterCount: records the number of parameters of a model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ParameterCount(Callback):
 
 
 def parameter_table(model: nn.Module) -> str:
-    """Parameters and trainable ones of each child of ``model``, and their sums, as lines of text."""
+    """A text table of the parameters, and of the trainable ones, of each child of ``model``, with their sums."""
     rows: dict[str, tuple[int, int]] = {}
     for name, parameter in model.named_parameters():  # each parameter once, under its first name
         child = name.partition(".")[0] if "." in name else _OWN

@@ -1,4 +1,4 @@
-"""Profiler: where the time of a few optimizer steps goes."""
+"""Profiler: records where the time of a few optimizer steps goes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _RECORDING = frozenset({ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE})
 
-# Rows of the table of operators.
+# Number of rows in the table of operators.
 _ROWS = 50
 
 
@@ -93,12 +93,12 @@ class Profiler(Callback):
         self.ranks = None if ranks is None else tuple(ranks)
         self._sort_by = ""
         self._profile: profile | None = None
-        self._cycles = 0  # finished in this fit
-        self._step = 0  # the last that was seen
-        self._recorded = 0  # steps of the running cycle
+        self._cycles = 0  # cycles finished in this fit
+        self._step = 0  # the latest step
+        self._recorded = 0  # recorded steps of the running cycle
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Begin with the first cycle."""
+        """Start the first cycle."""
         self._sort_by = "self_cuda_time_total" if trainer.device.type == "cuda" else "self_cpu_time_total"
         self._cycles = 0
         self._step = trainer.state.step
@@ -106,7 +106,7 @@ class Profiler(Callback):
             self._start()
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Signal the profiler that a step is over."""
+        """Tell torch's profiler that a step has ended."""
         if self._profile is None or trainer.state.step == self._step:
             return
         self._step = trainer.state.step
@@ -119,7 +119,7 @@ class Profiler(Callback):
                 self._start()
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Stop, after an exception too, and say so if there is nothing to show."""
+        """Stop, also after an exception, and warn if nothing was recorded."""
         if self._profile is None:
             return
         self._stop()
@@ -132,7 +132,7 @@ class Profiler(Callback):
             )
 
     def _start(self) -> None:
-        # A profile for each cycle: one with several would keep, or warn about, the events of those before.
+        # One profile per cycle: with several cycles, it would keep, or warn about, the events of earlier ones.
         started = profile(
             schedule=schedule(
                 skip_first=self._skipped(), wait=self.wait, warmup=self.warmup, active=self.active, repeat=1
@@ -147,7 +147,7 @@ class Profiler(Callback):
         self._profile, self._recorded = started, 0
 
     def _skipped(self) -> int:
-        """Steps before the running cycle that belong to none."""
+        """The number of steps before the running cycle that belong to no cycle."""
         return 0 if self._cycles else self.skip_first
 
     def _stop(self) -> None:
@@ -156,7 +156,7 @@ class Profiler(Callback):
             running.stop()
 
     def _write(self, finished: profile) -> None:
-        """Called by the profile when it has its steps, or is stopped before."""
+        """Write the files; torch calls this when a profile has all its steps, or is stopped earlier."""
         if not self._recorded:
             return
         process = f"rank-{rank()}-" if rank() else ""
@@ -177,6 +177,6 @@ class Profiler(Callback):
 def _export(finished: profile, trace: Path) -> None:
     with aside_of(trace) as aside:
         finished.export_chrome_trace(str(aside))
-        if not aside.exists():  # torch says on the error output alone that its own file aside failed
+        if not aside.exists():  # torch reports a failure only on stderr
             aside.with_name(f"{aside.name}.tmp").unlink(missing_ok=True)
             raise OSError(f"torch could not write {trace}")

@@ -1,4 +1,4 @@
-"""ProgressBar: how far an epoch is, on a terminal or in lines of text."""
+"""ProgressBar: shows the progress of an epoch, on a terminal or in lines of text."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class ProgressBar(Callback):
         self._live = False
         self._values: dict[str, float] = {}
         self._drawn = self._started = 0.0
-        self._length = 0  # of the line on the terminal
+        self._length = 0  # length of the line on the terminal
         self._tenth = 0
-        self._first = 0  # batches of the epoch that were there before the clock started
+        self._first = 0  # batches of the epoch that were finished before the clock started
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Look at what is written to."""
+        """Find out whether the output is a terminal that can redraw a line."""
         self._live = self._screen.is_terminal and os.environ.get("TERM") != "dumb"
         self._values = dict(trainer.state.metrics)
         self._begin(trainer)
@@ -64,7 +64,7 @@ class ProgressBar(Callback):
         self._begin(trainer)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Draw, where it is time."""
+        """Draw the bar, or print a line, if it is due."""
         if self._live:
             now = monotonic()
             if now - self._drawn >= _REFRESH_S:
@@ -75,24 +75,24 @@ class ProgressBar(Callback):
             self._screen.write(f"{self._line(trainer)}\n")
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
-        """Take over the latest numbers, and make room for what others print of them."""
+        """Take over the latest metrics, and clear the line for what others print."""
         self._values.update(records[-1].values)
         self._clear()
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Make room for the epoch's own line."""
+        """Clear the line for that of the epoch."""
         self._clear()
 
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
-        """Take over the latest numbers."""
+        """Take over the latest metrics."""
         self._values = dict(metrics)
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """Make room for what others say of it."""
+        """Clear the line for what others print about the error."""
         self._clear()
 
     def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Leave nothing behind, before others say how the run ended."""
+        """Clear the line before others print how the run ended."""
         self._clear()
 
     def _begin(self, trainer: TrainerView) -> None:

@@ -1,4 +1,4 @@
-"""SanityValidation: a few batches of the validation before the first epoch, whose errors then show at once."""
+"""SanityValidation: evaluates a few validation batches before the first epoch, so that errors show at once."""
 
 from trainer.callback import Callback, TrainerView
 from trainer.checks import check_count
@@ -35,14 +35,14 @@ class SanityValidation(Callback):
         self._waits = False
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
-        """Evaluate, if nothing is trained yet."""
+        """Evaluate if nothing is trained yet; wait if the model has lazy modules."""
         new = not (trainer.state.step or trainer.state.epoch)
         self._waits = new and bool(lazy_parameters(trainer.model))
         if new and not self._waits:
             self._evaluate(trainer)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Evaluate a model that has its weights only now."""
+        """Evaluate a model whose lazy modules got their weights in the first batch."""
         if self._waits:
             self._waits = False
             self._evaluate(trainer)

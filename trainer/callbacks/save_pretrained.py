@@ -1,4 +1,4 @@
-"""SavePretrained: a finished run's model as a folder that Hugging Face's `from_pretrained` reads."""
+"""SavePretrained: saves a finished run's model as a folder that Hugging Face's `from_pretrained` reads."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SavePretrained(Callback):
         self._fitting = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Say at once that there can be no folder, not after the training."""
+        """Check now, rather than after the training, that the folder can be written."""
         if not is_free(self.folder):
             raise FileExistsError(f"{self.folder} holds other things than a model: give another folder")
         self._fitting = has_save_pretrained(bare_model(trainer.model))
@@ -83,7 +83,7 @@ class SavePretrained(Callback):
             )
 
     def teardown(self, trainer: TrainerView) -> None:
-        """Save the model of a fit that is over."""
+        """Save the model of a fit that has finished."""
         fitted, self._fitting = self._fitting, False
         state, model = trainer.state, bare_model(trainer.model)
         inside = state.batch_index and state.stop_reason != DIVERGED
@@ -98,12 +98,12 @@ class SavePretrained(Callback):
 
 
 def has_save_pretrained(model: nn.Module) -> bool:
-    """Whether a model is one that Hugging Face's ``from_pretrained`` gives back."""
+    """Whether a model has ``save_pretrained``, so that Hugging Face's ``from_pretrained`` can read it."""
     return callable(getattr(model, "save_pretrained", None))
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a model may be saved there: nothing is, or an earlier model alone."""
+    """Whether a model may be saved there: the folder is missing, empty, or holds only an earlier model."""
     if not folder.exists():
         return True
     found = list(folder.iterdir()) if folder.is_dir() else [folder]
@@ -112,17 +112,17 @@ def is_free(folder: Path) -> bool:
 
 
 def write_pretrained(model: nn.Module, folder: Path, *, verify: bool) -> None:
-    """Save a model by its ``save_pretrained``: aside, then in the place of an earlier one.
+    """Save a model by its ``save_pretrained`` to a temporary folder, which then replaces ``folder``.
 
     Args:
-        model: It has that method.
-        folder: Where it goes; its own folder is made.
-        verify: Whether what was written is read back and compared before.
+        model: A model with that method.
+        folder: The folder to save to.
+        verify: Whether to read the model back and compare it before the folder is replaced.
 
     Raises:
-        FileExistsError: Something else lies there.
-        ValueError: What was read back differs.
-        OSError: It can't be written.
+        FileExistsError: The folder holds something other than an earlier model.
+        ValueError: The model that was read back differs.
+        OSError: The folder can't be written.
     """
     if not is_free(folder):
         raise FileExistsError(f"{folder} holds other things than a model: give another folder")
@@ -134,7 +134,7 @@ def write_pretrained(model: nn.Module, folder: Path, *, verify: bool) -> None:
 
 
 def _compare(model: nn.Module, folder: Path) -> None:
-    """Refuse a folder that does not give the model back."""
+    """Refuse a folder from which the model is read back with other values."""
     kind: Any = type(model)
     again: nn.Module = kind.from_pretrained(str(folder))
     read = again.state_dict()

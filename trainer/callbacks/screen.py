@@ -1,4 +1,4 @@
-"""Screen: where callbacks write what people read, which costs no run."""
+"""Screen: writes text for users to a standard stream; a stream that fails never ends a run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final, Literal
 
 logger = logging.getLogger(__name__)
 
-# What a stream raises that is full, closed, or no whole stream.
+# What a stream raises that is full, closed, or not a complete stream object.
 _UNUSABLE: Final = (AttributeError, OSError, ValueError)
 
 
 class Screen:
-    """Writes to a standard stream, as it is then: other code may replace it, or close it.
+    """Writes to a standard stream, looked up at each write, as other code may replace or close it.
 
-    While the stream takes nothing, what is written is lost, with one warning.
+    While the stream can't be written, text is lost, with one warning.
 
     Args:
-        stream: Which one.
+        stream: The name of the stream.
     """
 
     def __init__(self, stream: Literal["stdout", "stderr"]) -> None:
@@ -27,7 +27,7 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it is one, so that a line can be drawn anew."""
+        """Whether the stream is a terminal, on which a line can be redrawn."""
         try:
             return bool(getattr(sys, self._stream).isatty())
         except _UNUSABLE:
@@ -36,7 +36,7 @@ class Screen:
     def write(self, text: str) -> None:
         """Write the text, and flush; characters that the stream's encoding lacks are escaped."""
         stream = getattr(sys, self._stream)
-        if stream is None:  # of a program without a console
+        if stream is None:  # in a program without a console
             return
         try:
             try:

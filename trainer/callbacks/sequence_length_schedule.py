@@ -1,4 +1,4 @@
-"""SequenceLengthSchedule: sequences that grow during a run."""
+"""SequenceLengthSchedule: shortens the sequences of training batches by a schedule."""
 
 from __future__ import annotations
 

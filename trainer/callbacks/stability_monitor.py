@@ -1,4 +1,4 @@
-"""StabilityMonitor: counts the steps whose loss or gradient norm leaps out of those before."""
+"""StabilityMonitor: counts the steps whose loss or gradient norm is far above those before them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainer.step.norms import total_norm
 
 logger = logging.getLogger(__name__)
 
-# Rows that wait on the device before they are folded into one number each.
+# How many rows wait on the device before each is folded into one number.
 _FOLD = 256
-# Steps that are judged at a time; each takes a window of numbers.
+# How many steps are judged at a time; each needs a window of numbers.
 _BLOCK = 4096
-# A loss in 32 bits has no digits below this share of it.
+# The relative rounding error of a 32-bit loss.
 _ROUNDING = torch.finfo(torch.float32).eps
 
 
@@ -73,13 +73,13 @@ class StabilityMonitor(Callback):
         self._norms = _Series(window, lambda rows: torch.linalg.vector_norm(rows, dim=1))
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """A run from the start has no steps before it."""
+        """Forget all steps if the run is new."""
         if trainer.state.is_new:
             self._losses.clear()
             self._norms.clear()
 
     def on_before_backward(self, trainer: TrainerView) -> None:
-        """Keep the loss; it is still the recorded one, but may change in place from here on."""
+        """Keep a copy of the loss: it is still the recorded one, but may change in place from now on."""
         state = trainer.state
         assert state.loss is not None
         if not (state.manual or state.evaluation):
@@ -92,7 +92,7 @@ class StabilityMonitor(Callback):
             self._norms.add(norms)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Of a step that makes its own updates, the loss that it returned and the norm of all their gradients."""
+        """For a step that makes its own updates, keep its returned loss and the norm of all its gradients."""
         state = trainer.state
         if state.manual and not state.skipped_step and state.loss is not None:
             self._losses.add((state.loss.detach().clone(),))
@@ -121,11 +121,11 @@ class StabilityMonitor(Callback):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """The windows, and what the running epoch collected."""
+        """The windows, and the values of the running epoch."""
         return {"losses": self._losses.state_dict(), "norms": self._norms.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume inside the epoch."""
+        """Restore both."""
         self._losses.load_state_dict(state["losses"])
         self._norms.load_state_dict(state["norms"])
 
@@ -134,8 +134,8 @@ class _Series:
     """The values of one quantity: those of the running epoch, on the device, and the window before them.
 
     Args:
-        window: Values to keep from the epochs before.
-        combine: Makes one value of each row, [rows, columns] → [rows].
+        window: How many values to keep from earlier epochs.
+        combine: Combines each row into one value, [rows, columns] → [rows].
     """
 
     def __init__(self, window: int, combine: Callable[[Tensor], Tensor]) -> None:
@@ -166,9 +166,9 @@ class _Series:
         return scores
 
     def count_spikes(self, spiked: Tensor, rolling: int) -> tuple[float | None, float | None]:
-        """Count an epoch's spikes, bool [steps]; the share of them in the latest steps, and in all.
+        """Count an epoch's spikes, bool [steps]; returns their share in the latest ``rolling`` steps, and in all.
 
-        None for the first before there are so many steps, for both before there is one.
+        The first share is None before there are that many steps; both are None before there is any step.
         """
         numbers = (self._seen + 1 + spiked.nonzero().flatten()).tolist()
         self._seen += len(spiked)
@@ -178,7 +178,7 @@ class _Series:
         return recent, self._spikes / self._seen if self._seen else None
 
     def state_dict(self) -> dict[str, Any]:
-        # Unfolded, so that a resumed epoch folds the same rows together.
+        # Not folded further, so that a resumed epoch folds the same rows together.
         return {
             "before": self._before,
             "folded": list(self._folded),
@@ -202,17 +202,17 @@ class _Series:
 
 
 def spike_scores(before: Tensor, values: Tensor, window: int) -> Tensor:
-    """Standard deviations by which each value lies above the mean of those before it.
+    """How many standard deviations each value is above the mean of the values before it.
 
     Args:
-        before: At most ``window`` values that came before, float64 [n].
-        values: What is judged, float64 [steps].
-        window: Values that one is compared with; those that are not finite are left out.
+        before: At most ``window`` earlier values, float64 [n].
+        values: The values to judge, float64 [steps].
+        window: How many preceding values each is compared with; those that are not finite are left out.
 
     Returns:
-        float64 [steps]; NaN where a value is not finite, or comes after fewer finite ones than a quarter of the
-        window (and fewer than 2). The standard deviation is that of the window as a whole, and at least the
-        rounding of 32 bits.
+        float64 [steps]; NaN for a value that is not finite, or that has fewer finite values in its window than a
+        quarter of the window, or than 2. The standard deviation is that of the whole window (not of a sample), and
+        at least the rounding error of 32 bits.
     """
     missing = before.new_full((window - len(before),), math.nan)
     windows = torch.cat([missing, before, values]).unfold(0, window, 1)[:-1]

@@ -1,4 +1,4 @@
-"""Stages: whole numbers by when they begin to hold."""
+"""Stages: values of a schedule, by the number of passes or steps from which they apply."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 
 class Stages(dict[int, int]):
-    """Whole numbers by the count of passes or steps from which on they hold.
+    """Whole numbers by the number of finished passes or steps from which they apply.
 
     Args:
-        name: What an error calls them.
-        stages: The numbers, at least 1, by that count; 0 must be among them. Text such as ``"10"`` will do for a
-            number, since the keys of a study file are text.
+        name: Their name in error texts.
+        stages: Count of passes or steps → number, at least 1; the count 0 must be among the keys. A text such as
+            ``"10"`` is allowed for a number, since the keys of a study file are text.
 
     Raises:
-        ValueError: 0 is missing, or a number is out of range or none.
+        ValueError: 0 is missing, or a value is no whole number or out of range.
     """
 
     def __init__(self, name: str, stages: Mapping[int, int] | Mapping[str, int]) -> None:
@@ -28,7 +28,7 @@ class Stages(dict[int, int]):
         super().__init__(sorted(found.items()))
 
     def at(self, count: int) -> int:
-        """The number that holds after so many passes or steps."""
+        """The number that applies after ``count`` passes or steps."""
         return [value for start, value in self.items() if start <= count][-1]
 
 

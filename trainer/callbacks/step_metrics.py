@@ -1,4 +1,4 @@
-"""StepMetrics: the numbers of single optimizer steps, for every logger and tracker of the run."""
+"""StepMetrics: records the metrics of single optimizer steps for the loggers and trackers of a run."""
 
 from __future__ import annotations
 
@@ -87,67 +87,67 @@ class StepMetrics(Callback):
         self._wants = cache(self.metrics.__contains__)
         self._tap: list[Recorded] = []
         self._of_batches = 0
-        # Of the optimizers that the running step has updated, by name.
+        # The learning rates of the optimizers that have stepped in the running step, by name.
         self._rates: dict[str, Tensor | float | None] = {}
-        self._step: int | None = None  # the last one that was looked at; None: that at which the fit starts
+        self._step: int | None = None  # the latest step taken into account; None: the one at which the fit starts
         self._forget()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Cut the file back to where this run resumes."""
+        """Cut the file back to the step from which this run resumes."""
         state = trainer.state
         if state.is_new:
             self._forget()
-        self._hold([*self.log.unwritten, *self._records])  # what waited for a full disk in the fit before
+        self._hold([*self.log.unwritten, *self._records])  # records that an earlier fit could not write
         self._of_batches = len(self._tap)
         if self._step is None:
             self._step = state.step
         trainer.recorder.tap = self._tap if state.batch_index else None
-        self._take(trainer)  # a step after which an error came first
+        self._take(trainer)  # a step after which an error kept the batch from ending
         self.log.cut(self._logged)
         state.step_log = self.log
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
-        """From here on what is recorded belongs to steps."""
+        """From here on, recorded values belong to steps."""
         trainer.recorder.tap = self._tap
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
-        """Keep the rate; a scheduler may change it before the batch ends, in place with a CUDA graph."""
+        """Keep the learning rate: a scheduler may change it before the batch ends, in place with a CUDA graph."""
         name = trainer.state.optimizer_name
         at_work = {name: trainer.optimizer} if name else each_of(trainer.optimizer)
         self._rates |= {name: _rate(optimizer) for name, optimizer in at_work.items()}
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Take what the step recorded, if there was one, and hand on the steps that are due."""
+        """Take the values of the step, if there was one, and pass on the steps that are due."""
         self._of_batches = len(self._tap)
         before = self._take(trainer)
         if trainer.state.step // self.transfer_every_n_steps > before // self.transfer_every_n_steps:
             self._hand_on(trainer)
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
-        """Write the file, once callbacks before this one have added to the records."""
+        """Write the records, to which callbacks before this one may have added."""
         self._logged = records[-1].step
         self.log.append(records)
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """Hand on the epoch's last steps, before its metrics are logged."""
+        """Pass on the epoch's last steps, before its metrics are logged."""
         trainer.recorder.tap = None
-        self._take(trainer)  # the step of what was left to accumulate
+        self._take(trainer)  # the step of batches that were left over to accumulate
         self._tap.clear()
         self._hand_on(trainer)
         self.log.epoch_ends[trainer.state.epoch + 1] = trainer.state.step
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """Hand on what is left of a run that ends inside an epoch."""
+        """Pass on the remaining steps of a run that ends inside an epoch."""
         trainer.recorder.tap = None
-        if trainer.state.step_log is self.log:  # else the fit failed before it came here: it is another run's file
+        if trainer.state.step_log is self.log:  # else the fit failed before `on_fit_start`: it is another run's
             self._hand_on(trainer)
 
     def teardown(self, trainer: TrainerView) -> None:
-        """The file is this fit's."""
+        """Remove the file of this fit from the state."""
         trainer.state.step_log = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What waits, and the last step that is in the file."""
+        """The waiting records and values, and the last step in the file."""
         self._transfer()
         held = [*self.log.unwritten, *self._records]
         return {
@@ -158,7 +158,7 @@ class StepMetrics(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it; the file is cut as the fit starts."""
+        """Restore them; the file is cut when the fit starts."""
         self._forget()
         self._logged = state["logged"]
         self._hold([StepRecord(step, epoch, dict(values)) for step, epoch, values in state["records"]])
@@ -175,19 +175,19 @@ class StepMetrics(Callback):
         self.log.epoch_ends, self.log.unwritten = {}, []
 
     def _hold(self, records: list[StepRecord]) -> None:
-        """Let these wait; the file holds those before them."""
+        """Keep these records waiting, and count only the steps before them as written."""
         self._records = records
         self._logged = min([self._logged, *(record.step - 1 for record in records)])
 
     def _take(self, trainer: TrainerView) -> int:
-        """Keep the numbers of the step, if there was one since the last look; returns what that saw."""
+        """Take the values of the step, if there was one since the previous call; returns that call's step."""
         state = trainer.state
         step, before = state.step, self._step or 0
         self._step = step
         if step == before:
             return before
         if step // self.every_n_steps > before // self.every_n_steps:
-            # Not what was recorded after the last batch, of the epoch as a whole.
+            # Without values recorded after the last batch, which are those of the whole epoch.
             wanted = [item for item in self._tap[: self._of_batches] if self._wants(item[0])]
             wanted += [(name, norm, 1.0, "mean") for name, norm in state.grad_norms.items() if self._wants(name)]
             rates = self._named_rates(trainer.optimizer)
@@ -197,14 +197,14 @@ class StepMetrics(Callback):
         return before
 
     def _named_rates(self, optimizer: Optimizer) -> dict[str, Tensor | float]:
-        """The rates of the step as an epoch calls them; one that it has not updated has the rate that it had."""
+        """The step's learning rates, named as in epochs; for an optimizer that did not step, its present one."""
         kept = self._rates
         rates = {name: kept[name] if name in kept else _rate(each) for name, each in each_of(optimizer).items()}
         named = {"lr": next(iter(rates.values())), **{f"lr_{name}": rate for name, rate in rates.items() if name}}
         return {name: rate for name, rate in named.items() if rate is not None and self._wants(name)}
 
     def _transfer(self) -> None:
-        """Bring over what lies on the device."""
+        """Transfer the waiting values from the device in one go, and make records of them."""
         waiting, self._waiting = self._waiting, []
         numbers = to_host([tensor for step in waiting for tensor in step.tensors()])
         self._records += [step.record(numbers) for step in waiting]
@@ -218,7 +218,7 @@ class StepMetrics(Callback):
 
 @dataclass(frozen=True)
 class _Taken:
-    """What one step recorded, still on the device."""
+    """The values of one step, still on the device."""
 
     step: int
     epoch: int
@@ -226,7 +226,7 @@ class _Taken:
     values: Sequence[Recorded]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Everything that has to come over, in the order in which `record` takes it back."""
+        """All tensors to transfer, in the order in which `record` reads their numbers."""
         for _, value, weight, _ in self.values:
             yield value
             if isinstance(weight, Tensor):
@@ -234,7 +234,7 @@ class _Taken:
         yield from (rate for rate in self.rates.values() if isinstance(rate, Tensor))
 
     def record(self, numbers: Iterator[float]) -> StepRecord:
-        """The step's numbers, from those of all tensors."""
+        """The step's record, from the numbers of its tensors."""
         found: dict[str, tuple[str, list[float], list[float]]] = {}
         for name, _, weight, reduce in self.values:
             _, values, weights = found.setdefault(name, (reduce, [], []))
@@ -248,15 +248,15 @@ class _Taken:
 
 
 def _rate(optimizer: Optimizer) -> Tensor | float | None:
-    """The learning rate of the first group, as it is now."""
+    """The present learning rate of the first group; a tensor is copied."""
     rate = first_rate(optimizer)
     return rate.clone() if isinstance(rate, Tensor) else rate
 
 
 def _reduced(reduce: str, values: Sequence[float], weights: Sequence[float]) -> float:
-    """One number of a step's batches; NaN of a mean where no batch has weight."""
+    """One number from those of a step's batches; a mean is NaN if all weights are 0."""
     if reduce == "max":
-        return float(torch.tensor(values, dtype=torch.float64).max())  # of which one NaN makes a NaN
+        return float(torch.tensor(values, dtype=torch.float64).max())  # unlike Python's max, NaN if any is
     if reduce == "sum":
         return sum(values)
     if len(values) == 1 and weights[0]:
@@ -267,7 +267,7 @@ def _reduced(reduce: str, values: Sequence[float], weights: Sequence[float]) -> 
 
 
 def to_host(tensors: Sequence[Tensor]) -> Iterator[float]:
-    """The numbers of tensors with one element each, in their order, in one transfer."""
+    """The numbers of tensors of one element each, in order, read in one transfer."""
     if not tensors:
         return iter(())
     device = tensors[0].device

@@ -1,4 +1,4 @@
-"""TensorStatistics: means, norms and the like of single gradients, parameters and activations."""
+"""TensorStatistics: records statistics of single gradients, parameters and activations, such as their norms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.state import TrainState
 from trainer.step.parts import bare_model
 from trainer.step.uncompiled import uncompiled
 
-#: What can be computed of a tensor, by name.
+#: The statistics of a tensor, by name.
 STATISTICS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
     {
         "mean": torch.mean,
@@ -29,7 +29,7 @@ STATISTICS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
     }
 )
 
-#: Name, value and how the values of an epoch are reduced.
+#: A metric's name, its value, and how the values of an epoch are reduced.
 _Number = tuple[str, Tensor, Reduce]
 
 
@@ -97,38 +97,38 @@ class TensorStatistics(Callback):
         self.every_n_steps = every_n_steps
         self.statistics = _checked(statistics)
         self.names = pattern(names)
-        self._watching = ExitStack()  # has what is to be undone after the forward pass of a step that is measured
-        self._as_written = ExitStack()  # and after its backward pass
-        self._waiting: list[_Number] = []  # what was measured for a step that is still to be taken
+        self._watching = ExitStack()  # removes the hooks after the forward pass of a measured step
+        self._as_written = ExitStack()  # lets the model run compiled again after its backward pass
+        self._waiting: list[_Number] = []  # measured for an optimizer step that has not been taken yet
         self._activations: list[_Number] = []  # of the running batch
-        self._left_out = False  # whether the latest step of the batch is still to be taken, or never will be
+        self._left_out = False  # whether the batch's latest optimizer step is not taken (yet)
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Forget a batch that failed."""
+        """Forget an earlier batch that failed."""
         self._activations, self._left_out = [], False
         self._leave()
 
     def on_before_forward(self, trainer: TrainerView) -> None:
-        """Measure activations from here."""
+        """Start measuring activations, if this step is measured."""
         if self.activations and self._is_due(trainer):
-            self._leave()  # of an evaluation of the same step that failed
+            self._leave()  # left by a failed evaluation of the same step
             self._watch(trainer)
 
     def on_after_forward(self, trainer: TrainerView) -> None:
-        """No more: evaluation, and what is computed again for the backward pass, is not measured."""
+        """Stop measuring: evaluations, and recomputation in the backward pass, are not measured."""
         self._watching.close()
         if trainer.state.manual:  # its backward passes are over
             self._as_written.close()
 
     def on_after_backward(self, trainer: TrainerView) -> None:
-        """Let the model run compiled again: what is computed again (checkpointing) ran as in the forward pass."""
+        """Let the model run compiled again: a checkpointed part was recomputed as it ran in the forward pass."""
         if not trainer.state.manual:
             self._as_written.close()
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Measure gradients and parameters."""
         self._left_out = True
-        if trainer.state.evaluation:  # of the same step, somewhere else
+        if trainer.state.evaluation:  # a further evaluation of the closure in the same step
             return
         self._waiting = []
         if not self._is_due(trainer):
@@ -141,13 +141,13 @@ class TensorStatistics(Callback):
                     self._waiting += self._numbers(f"param_{{}}/{name}", trainer.group.whole(parameter))
 
     def on_after_optimizer_step(self, trainer: TrainerView) -> None:
-        """Record them: in fp16 a step whose gradients overflow is left out, and says nothing."""
+        """Record them; not earlier, as a step whose gradients overflow in fp16 is not measured."""
         self._left_out = False
         _record(trainer, self._waiting)
         self._waiting = []
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Record the activations, unless the batch's step was left out; one of accumulated batches has none."""
+        """Record the activations, unless the batch's step was left out; a batch of an open group has no step."""
         if not (self._left_out and trainer.state.skipped_step):
             _record(trainer, self._activations)
         self._activations = []
@@ -178,7 +178,7 @@ class TensorStatistics(Callback):
 
     def _hook(self, name: str, of: nn.Module, state: TrainState) -> Callable[[nn.Module, Any, Any], None]:
         def measure(module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG001
-            # A copy of the model has copies of its hooks.
+            # Copies of the model have copies of the hooks, which must not measure.
             if not state.evaluation and module is of:
                 for suffix, tensor in _tensors(output):
                     self._activations += self._numbers(f"activation_{{}}/{name}{suffix}", tensor)
@@ -187,7 +187,7 @@ class TensorStatistics(Callback):
 
     @torch.no_grad()
     def _numbers(self, form: str, tensor: Tensor) -> list[_Number]:
-        """What is recorded of a tensor, under names of this form."""
+        """The statistics of a tensor, under names of this form."""
         if not tensor.is_floating_point() or not tensor.numel():
             return []
         tensor = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
@@ -205,7 +205,7 @@ def _record(trainer: TrainerView, numbers: Sequence[_Number]) -> None:
 
 
 def at_work(trainer: TrainerView) -> Iterator[tuple[str, nn.Parameter]]:
-    """The model's parameters; in an update by name its optimizer's, as others have gradients of an earlier one."""
+    """The model's parameters; in an update by name, only its optimizer's, as others have older gradients."""
     held = {id(item) for group in trainer.optimizer.param_groups for item in group["params"]}
     for name, parameter in bare_model(trainer.model).named_parameters():
         if not trainer.state.optimizer_name or id(parameter) in held:
@@ -213,7 +213,7 @@ def at_work(trainer: TrainerView) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _tensors(output: Any, suffix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors in what a module returned, with their places."""
+    """The tensors in a module's output, each with the suffix of its place."""
     if isinstance(output, Tensor):
         yield suffix, output
         return
@@ -234,10 +234,10 @@ def _checked(statistics: Sequence[str]) -> tuple[str, ...]:
 
 
 def pattern(names: str | None) -> re.Pattern[str] | None:
-    """The regular expression that names of parameters or modules must match; None: all do.
+    """Compile the regular expression for names of parameters or modules; None for all names.
 
     Raises:
-        ValueError: It is none.
+        ValueError: ``names`` is no regular expression.
     """
     try:
         return None if names is None else re.compile(names)

@@ -1,4 +1,4 @@
-"""TensorBoardLogging: an event file of every epoch's metrics, and the run's parameters."""
+"""TensorBoardLogging: writes each epoch's metrics, and the run's parameters, to event files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Ends the names of this callback's event files, and distinguishes them from other files in the folder.
+# The end of the names of this callback's event files, by which they differ from others in the folder.
 _SUFFIX = ".epochs"
 
 
@@ -78,7 +78,7 @@ class TensorBoardLogging(Callback):
         times = _epoch_times(older)
         for file in older:
             _clear(file)
-        # In the first file too: TensorBoard takes a run's first such mark for its start, not for a restart.
+        # ``purge_step`` in the first file too, as TensorBoard takes a run's first one for its start.
         self._writer = writer_type(str(self.folder), purge_step=1, filename_suffix=_SUFFIX)
         self._shown = self.hparams or flat(trainer.state.config)
         self._start_session(self._writer, times.get(0))
@@ -108,11 +108,11 @@ class TensorBoardLogging(Callback):
             self._give_up(error)
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """Note what training died of."""
+        """Note the error of the training."""
         self._error = error
 
     def teardown(self, trainer: TrainerView) -> None:
-        """Say how the run ended, and close the event file."""
+        """Write how the run ended, and close the event files."""
         outcome, self._error = outcome_of(trainer, self._error), None
         if self._writer is None:
             return
@@ -131,17 +131,17 @@ class TensorBoardLogging(Callback):
 
     @property
     def _lacking(self) -> Path:
-        """A file that says that those of the steps lack some: the next fit is to write all of them again."""
+        """A file that marks the steps' files as incomplete, so that the next fit writes all of them again."""
         return self._steps_folder / "incomplete"
 
     def _step_files(self) -> list[Path]:
         return sorted(self._steps_folder.glob("events.out.tfevents.*"))
 
     def _continued_steps(self, writer_type: type[SummaryWriter], log: StepLog) -> SummaryWriter:
-        """What writes the steps; TensorBoard drops those of older files from where this one begins."""
+        """The writer of the steps; from where its file begins, TensorBoard drops the steps of older files."""
         if self._lacking.exists():
             for file in self._step_files():
-                file.write_bytes(b"")  # a reader may have it open
+                file.write_bytes(b"")  # not removed, as a reader may have it open
         known = any(file.stat().st_size for file in self._step_files())
         last = max((record.step for record in log), default=0)
         writer = writer_type(str(self._steps_folder), purge_step=last + 1 if known else 1)
@@ -165,7 +165,7 @@ class TensorBoardLogging(Callback):
     def _give_up(self, error: OSError) -> None:
         logger.warning("TensorBoard gets nothing more of this run, %s can't be written: %s", self.folder, error)
         for writer in (self._writer, self._steps):
-            # SummaryWriter.close would flush first, and fail there before it ends the thread that writes.
+            # Not SummaryWriter.close, which flushes first and so fails before it ends its thread.
             file_writers: dict[str, Any] = {} if writer is None else writer.all_writers or {}
             for file_writer in file_writers.values():
                 with contextlib.suppress(OSError):
@@ -206,7 +206,7 @@ def _add_to_session(writer: Any, summary: Any, step: int, at: float) -> None:
 
 
 def _clear(file: Path) -> None:
-    """Empty a file; the next fit removes it. A TensorBoard that is reading it would wait for its return."""
+    """Empty a file, or remove one already empty: a TensorBoard that reads a removed file waits for its return."""
     if file.stat().st_size:
         file.write_bytes(b"")
     else:
@@ -214,7 +214,7 @@ def _clear(file: Path) -> None:
 
 
 def _epoch_times(files: list[Path]) -> dict[int, float]:
-    """When each epoch was logged, in seconds since 1970; 0 is the start of the run."""
+    """When each epoch was logged, in seconds since 1970, by its number; number 0 is the start of the run."""
     if not files:
         return {}
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader

@@ -1,4 +1,4 @@
-"""Throughput: how fast an epoch trained, what it waited for, and when the run will end."""
+"""Throughput: records training speed, time spent waiting for data, and the estimated time to the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Batches that warm up a fit whose first one is counted: uncompiled, and the next one compiles.
+#: Warm-up batches of a fit that counts FLOPs: the first one runs uncompiled, and the next one compiles.
 _COUNTED = 2
 
 
@@ -110,12 +110,12 @@ class Throughput(Callback):
         self.writes = (*self.writes, f"{unit}_per_second")
         self._flops = None if flops_per_sample == "measure" else flops_per_sample
         self._counter: FlopCounterMode | None = None
-        self._until_counted = ExitStack()  # what is to be ended with it
+        self._until_counted = ExitStack()  # contexts to close when counting stops
         if flops_per_sample == "measure":  # else no hook runs in a step
             self.__dict__["on_before_forward"] = self._start_counting
             self.__dict__["on_after_forward"] = self._stop_after_own_updates
             self.__dict__["on_after_backward"] = self._stop_after_backward
-        self._cold = 1  # batches of the fit that are still to warm it up
+        self._cold = 1  # remaining warm-up batches of the fit
         self._resumed_inside = False
         self._processes = 1
         self._epochs = 0
@@ -130,7 +130,7 @@ class Throughput(Callback):
         self._of_all = _Counts()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Forget the fit before."""
+        """Forget an earlier fit."""
         self._processes = world_size()
         self._cold = 1
         if self.flops_per_sample == "measure":
@@ -145,32 +145,32 @@ class Throughput(Callback):
         self._begin()
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """What went by since the batch before was waiting."""
+        """Count the time since the previous batch as waiting."""
         self._waited += perf_counter() - self._last
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Count the batch, unless it warms up the fit."""
         if self._cold:
             self._cold -= 1
-            self._stop_counting(trainer)  # of a batch whose backward pass was skipped
+            self._stop_counting(trainer)  # if the batch's backward pass was skipped
             _finish_work(trainer.device)
             self._begin()
             return
         batch, counts = trainer.state.batch, self._counts
         counts.batches += 1
-        if not trainer.state.absent:  # else it is another process's
+        if not trainer.state.absent:  # else the samples are another process's
             counts.samples += batch_length(batch)
             counts.units += 0 if self.unit == "samples" else self.count(batch)
         self._last = perf_counter()
 
     def on_validation_start(self, trainer: TrainerView) -> None:
-        """Stop the clock, which runs where a set is validated inside an epoch."""
-        if not self._seconds:  # at the epoch's end the device has been waited for
+        """Pause the clock, which still runs in a validation inside an epoch."""
+        if not self._seconds:  # at the end of an epoch, the device's work is already finished
             _finish_work(trainer.device)
         self._evaluating_since = perf_counter()
 
     def on_validation_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Let it run again, as if nothing had been."""
+        """Continue the clock without the time of the validation."""
         passed = perf_counter() - self._evaluating_since
         self._started += passed
         self._last += passed
@@ -180,12 +180,12 @@ class Throughput(Callback):
         counts = replace(self._counts, seconds=perf_counter() - self._started)
         since, self._logged = counts.since(self._logged), counts
         if since.batches and since.seconds > 0:
-            # The others are not asked here; each has about as large a part as this process.
+            # An estimate without communication: the other processes have parts of about the same size.
             samples, units = since.samples * self._processes, since.units * self._processes
             records[-1].values.update(self._rates(replace(since, samples=samples, units=units)))
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """Stop the epoch's clock, and add up what all processes have trained on."""
+        """Stop the epoch's clock, and sum the samples and units of all processes."""
         _finish_work(trainer.device)
         self._seconds = perf_counter() - self._started
         parts = trainer.group.gather((self._counts.samples, self._counts.units))
@@ -193,7 +193,7 @@ class Throughput(Callback):
         self._of_all = replace(self._counts, samples=samples, units=units, seconds=self._seconds)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Add the numbers to the epoch's metrics."""
+        """Add the rates to the epoch's metrics."""
         if self._of_all.batches and self._seconds > 0:
             rates = self._rates(self._of_all)
             trainer.state.metrics.update(rates, data_seconds_share=self._waited / self._seconds)
@@ -233,7 +233,7 @@ class Throughput(Callback):
                 self._until_counted = until_counted.pop_all()
 
     def _stop_after_own_updates(self, trainer: TrainerView) -> None:
-        """A step that makes its own updates has all its passes, forward and backward, between the two events."""
+        """Stop after the forward events of a step that makes its own updates: they enclose all its passes."""
         if trainer.state.manual:
             self._stop_counting(trainer)
 
@@ -250,14 +250,14 @@ class Throughput(Callback):
             logger.warning("no FLOPs are recorded: none were counted in the fit's first batch")
 
     def _left_counter(self) -> FlopCounterMode | None:
-        """What counts, if anything does; no more."""
+        """Stop the running counter, if there is one, and return it."""
         counter, self._counter = self._counter, None
         if counter is not None:
             self._until_counted.close()
         return counter
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """Stop counting in the middle of a batch, of which the count says nothing."""
+        """Stop counting, and drop the incomplete count of the batch."""
         self._left_counter()
 
     def _estimate(self, trainer: TrainerView) -> None:
@@ -268,13 +268,13 @@ class Throughput(Callback):
             per_epoch = (now - self._since) / max(1, self._epochs - 1)
             left = 0 if state.stop_reason else max(0, state.max_epochs - state.epoch)
             state.metrics["eta_seconds"] = left * per_epoch
-        if first:  # its warm-up says nothing about the epochs to come
+        if first:  # its warm-up makes it unlike the later epochs
             self._since = now
 
 
 @dataclass
 class _Counts:
-    """What was trained on, and how long that took."""
+    """Amounts of training data, and the time that training on them took."""
 
     batches: int = 0
     samples: float = 0
@@ -291,11 +291,11 @@ class _Counts:
 
 
 def _elements(batch: Any) -> float:
-    """Elements of a batch's first tensor."""
+    """The number of elements of a batch's first tensor."""
     return next((tensor.numel() for tensor in tensors_in(batch)), 0)
 
 
 def _finish_work(device: torch.device) -> None:
-    """Wait until the device has done what it was given; the CPU always has."""
+    """Wait until the device has finished its work; on the CPU it always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

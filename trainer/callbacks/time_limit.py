@@ -1,4 +1,4 @@
-"""TimeLimit: ends a run whose time is used up."""
+"""TimeLimit: ends a run when its time is used up."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ class TimeLimit(Callback):
         return self._before + (0.0 if self._started is None else perf_counter() - self._started)
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Start the clock, in another run than before at zero."""
+        """Start the clock; at zero for a new run or fork."""
         if not trainer.state.has_trained:
             self._before = 0.0
         self._started = perf_counter()
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """End the epoch and the run where the time is used up."""
+        """End the epoch and the run if the time is used up."""
         if self.at == "batch" and self.used >= self.seconds:
             trainer.state.stop_epoch()
             trainer.state.stop(TIME_LIMIT)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """End the run where the time is used up: another epoch would have none."""
+        """End the run if the time is used up."""
         if self.used >= self.seconds:
             trainer.state.stop(TIME_LIMIT)
 
@@ -80,6 +80,6 @@ class TimeLimit(Callback):
         return {"used": self.used}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from the seconds used; those of a running fit stay used, also if it returns to an older state."""
+        """Restore the seconds used, except in a running fit: its time counts even if it loads an older state."""
         if self._started is None:
             self._before = state["used"]

@@ -1,4 +1,4 @@
-"""WandbLogging: one W&B run per training run."""
+"""WandbLogging: copies each training run to a W&B run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVICE: Final = Service("W&B")
-#: Seconds between writes of an offline run's file: a killed process loses no more. W&B's own default is 15.
+#: Seconds between writes of an offline run's file, the most that a killed process loses. W&B's own default is 15.
 _FLUSH_S: Final = 1.0
 #: Seconds that reading an offline file may take.
 _READING_S: Final = 60.0
@@ -137,7 +137,7 @@ class WandbLogging(Mirror):
         self._axes: set[str] | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Open the run, and send what it lacks of the history."""
+        """Open the run, and send the part of the history that it lacks."""
         self._error = None
         self._held = set()
         self._remote = self._opened(trainer.state)
@@ -145,7 +145,7 @@ class WandbLogging(Mirror):
             return
         if self._remote.url:
             self._cancel.watch(tags_of(self._remote.path, self.timeout_s))
-        first = self._remote.starting_step  # of a resumed run the step after its last one, else 0
+        first = self._remote.starting_step  # the step after the last one of a resumed run, else 0
         self._axes = set() if trainer.state.step_log is not None else None
         for place, record in sequence(trainer.state):
             if place >= first:
@@ -162,7 +162,7 @@ class WandbLogging(Mirror):
         self._log(epoch_place(trainer.state, epoch), epoch_record(epoch, metrics))
 
     def teardown(self, trainer: TrainerView) -> None:
-        """Send the summary, and the model if it is wanted, and close the run."""
+        """Send the summary, and the model if asked for, and close the run."""
         state, outcome = trainer.state, self._outcome(trainer)
         summary = {"outcome": outcome, "stop_reason": state.stop_reason, **best_of(state, self.monitor, self.mode)}
         self._mirror(lambda run: run.summary.update(summary))
@@ -173,7 +173,7 @@ class WandbLogging(Mirror):
         self._remote = None
 
     def _opened(self, state: TrainState) -> wandb.Run | None:
-        """The run; None where there can be none, which is said."""
+        """The opened run; None, with a warning, if it can't be opened."""
         if SERVICE.is_away:
             return None
         files, run = self._files(), None
@@ -199,7 +199,7 @@ class WandbLogging(Mirror):
         return None
 
     def _files(self) -> list[Path]:
-        """The offline files of the attempts before, oldest first."""
+        """The offline files of earlier attempts, oldest first."""
         pattern = f"wandb/offline-run-*/run-{glob.escape(self.run_id)}.wandb" if self.run_id else None
         return [file for folder in (*self.earlier, self.folder) if pattern for file in folder.glob(pattern)]
 
@@ -234,7 +234,7 @@ class WandbLogging(Mirror):
     def _log(self, place: int, record: Mapping[str, float]) -> None:
         if place in self._held:
             return
-        if self._axes is not None:  # steps and epochs each over their own number
+        if self._axes is not None:  # draw steps and epochs each over their own number
             axis = next(iter(record))
             for name in record.keys() - self._axes - {axis}:
                 self._mirror(lambda run, name=name: run.define_metric(name, step_metric=axis))  # type: ignore[misc]
@@ -258,11 +258,11 @@ class WandbLogging(Mirror):
 
 
 def tags_of(path: str, timeout_s: float) -> Callable[[], Sequence[str]]:
-    """What asks W&B's server for the tags that a run has now.
+    """A function that asks W&B's server for the present tags of a run.
 
     Args:
-        path: Of the run: entity, project and id.
-        timeout_s: Seconds that an answer may take.
+        path: The run's path: entity, project and id.
+        timeout_s: Seconds to wait for an answer.
     """
     asked: list[Any] = []
 
@@ -281,25 +281,25 @@ def tags_of(path: str, timeout_s: float) -> Callable[[], Sequence[str]]:
 
 def _see_wandb() -> None:
     try:
-        import wandb  # noqa: F401 - where it is used, it is there
+        import wandb  # noqa: F401 - only to see that it is installed
     except ImportError as error:
         raise ImportError("WandbLogging needs the wandb package: pip install 'hpo-service[wandb]'") from error
 
 
 def _require_login() -> None:
-    """Refuse to begin without a login: `wandb.init` would ask for one wherever there is a terminal, and wait."""
+    """Refuse to start without a login: on a terminal, `wandb.init` would ask for one and wait."""
     import wandb
 
     online = wandb.setup().settings.mode in {"online", "shared"}
-    # With a run that other code has open there is a login, and W&B says nothing more about it.
+    # If other code has a run open, there is a login.
     if online and wandb.run is None and not wandb.login(prompt=False, verify=False):
         raise NotLoggedInError
 
 
 def _logged_steps(file: Path) -> Iterator[int]:
-    """The steps that a run's offline file holds, as W&B's own command reads them.
+    """The steps in a run's offline file, read by W&B's own command.
 
-    A process that was killed leaves a record that is not whole at the end; the command leaves it out.
+    The command leaves out an incomplete last record, which a killed process may leave.
     """
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
     quiet = os.environ | {"WANDB_ERROR_REPORTING": "false"}
@@ -313,7 +313,7 @@ def _logged_steps(file: Path) -> Iterator[int]:
 
 
 def _drop_service() -> None:
-    """Let go of W&B's service process; if it is dead, every later run of this process would fail on it."""
+    """Drop W&B's service process: if it is dead, all later runs of this process would fail."""
     import wandb
 
     with contextlib.suppress(Exception, SystemExit):

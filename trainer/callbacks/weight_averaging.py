@@ -1,4 +1,4 @@
-"""WeightAveraging: the mean of the weights over the last part of a run."""
+"""WeightAveraging: evaluates and saves the mean of the weights over the last part of a run."""
 
 import logging
 
@@ -54,20 +54,20 @@ class WeightAveraging(AveragedWeights):
         self.last_steps = last_steps
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """See that the end of the run is known."""
+        """Check that the number of steps of the run is known."""
         self._first_step(trainer)
         super().on_fit_start(trainer)
 
     def _after_step(self, trainer: TrainerView, step: int) -> None:
-        """Take the new weights into the mean, once it has begun."""
+        """Add the new weights to the mean, once averaging has begun."""
         before = self._first_step(trainer)
-        if self._average and step - self._updates <= before:  # of a plan that has become longer
+        if self._average and step - self._updates <= before:  # the plan has become longer
             self._forget()
         if step > before:
             self._update(trainer, get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """Say it where nothing was averaged."""
+        """Warn if nothing was averaged."""
         super().on_fit_end(trainer)
         state = trainer.state
         over = not state.batch_index and state.stop_reason not in CONTINUED | {DIVERGED, ERROR, PREFLIGHT, PRUNED}
@@ -81,7 +81,7 @@ class WeightAveraging(AveragedWeights):
             )
 
     def _first_step(self, trainer: TrainerView) -> int:
-        """Steps before the first one that is averaged; looked up each time, as a new batch size changes it."""
+        """The number of steps before the first averaged one; computed anew, as a new batch size changes it."""
         total = trainer.state.total_steps
         if total is None:
             raise ValueError(

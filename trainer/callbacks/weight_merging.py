@@ -1,4 +1,4 @@
-"""WeightMerging: means of the weights over stretches of a run, saved as files while training continues."""
+"""WeightMerging: saves means of the weights over ranges of steps as files, while training continues."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class WeightMerging(AfterEachStep):
         self._places = Places()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Begin anew, unless the run is resumed: what that has averaged is taken up at its first step."""
+        """Start without means, unless the run is resumed; its first step then takes the saved ones up."""
         if trainer.state.step == 0:
             self._means, self._counts = {}, {}
 
     @torch.no_grad()
     def _after_step(self, trainer: TrainerView, step: int) -> None:
-        """Take the new weights into each mean that is under way, and save the one that is complete."""
+        """Add the new weights to each open mean, and save the one that is complete."""
         if self._places.look_up(trainer.model):
             means = {target: self._places.placed(mean, "the saved merge") for target, mean in self._means.items()}
             self._means = means
@@ -95,15 +95,15 @@ class WeightMerging(AfterEachStep):
             self._save(bare_model(trainer.model), step)
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Let the model go."""
+        """Drop the references to the model."""
         self._places.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The means under way, and of how many steps each is."""
+        """The open means, and the number of steps in each."""
         return {"means": self._means, "counts": self._counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the means of merges that are still to come; copied, because updates change them in place."""
+        """Restore the means of merges still to come; copied, because updates change them in place."""
         self._means = {
             step: {name: tensor.clone() for name, tensor in mean.items()}
             for step, mean in state["means"].items()
@@ -116,7 +116,7 @@ class WeightMerging(AfterEachStep):
         return step in self.at_steps or (every is not None and step % every == 0)
 
     def _targets(self, step: int) -> Iterator[int]:
-        """Steps with a merge to which this step belongs."""
+        """The steps of the merges that include this step."""
         until = step + self.last_steps
         targets = {target for target in self.at_steps if step <= target < until}
         if every := self.every_n_steps:
@@ -137,7 +137,7 @@ class WeightMerging(AfterEachStep):
         mean, count = self._means.pop(step), self._counts.pop(step)
         if count < min(self.last_steps, step):
             logger.warning("the merge at step %d is the mean of the last %d steps, not of more", step, count)
-        # By identity: tied weights have two names.
+        # By identity, as tied weights have two names.
         merged = {tensor: mean[name] for tensor, name in self._places.names().items()}
         own = model.state_dict(keep_vars=True)
         weights = {
