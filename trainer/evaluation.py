@@ -114,7 +114,7 @@ class Evaluation:
                 if trainer.running:  # inside a fit, whose callbacks are already set up
                     self._run_all(sets, scope)
                 else:
-                    share_weights(trainer, trainer.group)  # before the first fit, processes may differ in theirs
+                    share_weights(trainer, trainer.group)  # before the first fit, the weights may differ
                     trainer.run_alone(lambda: self._run_all(sets, scope))
                 return trainer.recorder.compute()
         finally:

@@ -1,1 +1,1 @@
-"""Checkpoints: written whole or not at all, read back without unpickling, and which of them stay."""
+"""Writes checkpoints atomically, reads them back without unpickling objects, and decides which are kept."""

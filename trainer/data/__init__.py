@@ -1,1 +1,1 @@
-"""What goes into training: batches, passes over them, lengths, seeds and random states."""
+"""Feeds data into training: batches, passes over the data, lengths, seeds and random states."""

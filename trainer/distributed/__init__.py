@@ -1,1 +1,1 @@
-"""Runs of several processes, one for each device: which of them this one is, and what they do together."""
+"""Runs training in several processes, one per device: finds this process's rank, and what they do together."""

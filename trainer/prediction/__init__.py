@@ -1,1 +1,1 @@
-"""The loss of a run's last epoch, predicted from the epochs so far."""
+"""Predicts the loss of a run's last epoch from the epochs so far."""

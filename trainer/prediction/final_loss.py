@@ -42,7 +42,7 @@ class Prediction:
         mean: The value, in units of the loss.
         std: Standard deviation of the normal distribution whose 80 % interval is as wide; finite, at least 0.
         lower: Lower end of the interval that holds about 80 % of the true values.
-        upper: Its upper end. The mean lies between them, not in their middle.
+        upper: Its upper end. The mean is between the ends, but not in their middle.
         family: Family of the weightiest shapes: ``"exponential"``, ``"power"``, ``"log-power"`` or ``"constant"``;
             where no fit earned trust, ``"last"``, the last value repeated, or ``"best"``, between it and the best.
         quality: Weight that decaying shapes earned against a constant level, 0 to 1 (before anything is seen it

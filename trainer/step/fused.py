@@ -115,7 +115,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def _begun(optimizer: Optimizer, group: Mapping[str, Any]) -> set[bool]:
-    """For the parameters with a gradient, whether they have momentum from an earlier step: both if some do."""
+    """Whether parameters with a gradient have momentum from an earlier step; both values if only some do."""
     state = optimizer.state
     return {
         state.get(parameter, {}).get("momentum_buffer") is not None

@@ -30,7 +30,7 @@ class Optimizers(Optimizer):
 
     Raises:
         TypeError: One of them is no optimizer.
-        ValueError: There is none, or a name is not one.
+        ValueError: The mapping is empty, or a name is no identifier.
     """
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
