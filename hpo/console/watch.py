@@ -24,8 +24,8 @@ from hpo.wording import best_list, study_progress
 def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
     """Show a study repeatedly until all its trials have ended.
 
-    A terminal shows a picture, the last of which stays; a file gets a line for each change. It waits for a database
-    that can't be reached.
+    A terminal shows a picture, the last of which stays; a file gets a line for each change. It waits for a
+    database that can't be reached.
 
     Args:
         spec: The study file.

@@ -1,6 +1,6 @@
-"""The best trials of several objectives on a study's page: the Pareto front of those within the bounds.
+"""Corrects the best trials on the page of a study with several objectives: the Pareto front within the bounds.
 
-optuna-dashboard takes all trials for it, also where it marks them as outside the bounds.
+optuna-dashboard itself computes the front of all trials, even of those that it marks as outside the bounds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _STUDY: Final = re.compile(r"/api/studies/(\d+)/?")
 
 
 def within_bounds(app: WSGIApplication, storage: StudyStorage) -> WSGIApplication:
-    """The dashboard with that front, where a trial is within the bounds.
+    """The dashboard with the Pareto front of the trials within the bounds, if there are any.
 
     Args:
         app: optuna-dashboard.
-        storage: Where its studies are.
+        storage: The storage with its studies.
     """
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -37,7 +37,7 @@ def within_bounds(app: WSGIApplication, storage: StudyStorage) -> WSGIApplicatio
         front = None if asked is None else _front(storage, int(asked[1]))
         if front is None:
             return app(environ, start_response)
-        # The page asks for the trials that it has not; the front may be among those that it has.
+        # The page asks only for trials that it does not have; the front may be among the others.
         status, headers, body = whole_answer(app, {**environ, "QUERY_STRING": ""})
         if status.startswith("200 "):
             body = _with_front(json.loads(body), front, _count_of_known(environ.get("QUERY_STRING", "")))
@@ -54,16 +54,16 @@ def _with_front(detail: dict[str, Any], front: set[int], known: int) -> bytes:
 
 
 def _count_of_known(query: str) -> int:
-    """How many trials the page has already."""
+    """How many trials the page already has."""
     after = parse_qs(query).get("after", ["0"])[0]
     return int(after) if after.isdecimal() else 0
 
 
 def _front(storage: StudyStorage, study_id: int) -> set[int] | None:
-    """Numbers of the trials on the front within the bounds; None where optuna-dashboard's own is as good."""
+    """The numbers of the trials on the front within the bounds; None if optuna-dashboard's own answer is right."""
     try:
         directions = storage.get_study_directions(study_id)
-    except KeyError:  # the dashboard says that there is no such study
+    except KeyError:  # the dashboard itself reports that there is no such study
         return None
     trials = outlined_trials(storage, study_id) if len(directions) > 1 else []
     within = [trial for trial in trials if is_ranked(trial)]

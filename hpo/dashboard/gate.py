@@ -1,6 +1,6 @@
-"""What stands before optuna-dashboard, which has no login and checks neither Host nor Origin.
+"""A gate in front of optuna-dashboard, which has no login and checks neither Host nor Origin.
 
-All that it writes it writes by requests other than GET, HEAD and OPTIONS.
+optuna-dashboard writes only in requests other than GET, HEAD and OPTIONS.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _LONGEST_FORM: Final = 4096
 _HTML: Final = "text/html; charset=utf-8"
 
-#: Of answers that aren't pages: opened in a tab, an uploaded artifact is shown, and can do nothing.
+#: The policy of answers that aren't pages: an uploaded artifact that is opened in a tab can't run anything.
 _DATA_POLICY: Final = (
     "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; sandbox allow-same-origin; "
     "frame-ancestors 'none'"
 )
-#: Beside what optuna-dashboard itself says of its page.
+#: Added to optuna-dashboard's own policy of its page.
 _FRAME_POLICY: Final = "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 _HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
-    # Not no-referrer: that makes the Origin of the dashboard's own writes null.
+    # Not no-referrer, which would make the Origin of the dashboard's own writes null.
     ("Referrer-Policy", "same-origin"),
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
@@ -60,7 +60,7 @@ _OURS: Final = frozenset(
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the gate says by itself."""
+    """An answer of the gate itself."""
 
     status: str
     body: str
@@ -70,19 +70,19 @@ class _Answer:
 
 @dataclass(frozen=True)
 class Gate:
-    """A WSGI application that lets some requests through to another, and answers the rest.
+    """A WSGI application that lets allowed requests through to another one, and answers the rest.
 
     In this order: the Host header must name this server (421), a write must come from the dashboard's own pages
     (403), a visitor must have logged in (where there is a token), and a read-only dashboard refuses writes
     (403). Every answer gets headers that keep browsers from sharing it with other pages.
 
     Attributes:
-        app: What is behind it.
-        hosts: Names and addresses that the Host header may hold, the port aside.
-        proxied: Names under which a proxy offers it; they are among ``hosts``.
-        login: Who may come in; None: no login is needed.
+        app: The application behind the gate.
+        hosts: Names and addresses that the Host header may have, without the port.
+        proxied: Names under which a proxy offers the server; they are among ``hosts``.
+        login: The token and the open sessions; None if no login is needed.
         read_only: Refuse every write.
-        home: Path to go to after a log-in that leads nowhere else.
+        home: The path to go to after a login without another target.
     """
 
     app: WSGIApplication
@@ -108,7 +108,7 @@ class Gate:
     # ------------------------------------------------------------------ where a request comes from
 
     def _refused(self, environ: WSGIEnvironment) -> _Answer | None:
-        """Why a request is refused for every sender."""
+        """The refusal of a request for its Host or its origin, whoever sends it; None if it is allowed."""
         name = host_name(environ.get("HTTP_HOST", ""))
         if name not in self.hosts:
             shown = name if name and name.isprintable() else "without a name"
@@ -122,22 +122,22 @@ class Gate:
         return _said("403 Forbidden", "A page of another site may not change anything here.")
 
     def _is_own(self, environ: WSGIEnvironment) -> bool:
-        """Whether a write comes from the dashboard's pages, or from no page at all."""
+        """Whether a write comes from the dashboard's pages, or from a program that is no page."""
         if environ.get("HTTP_SEC_FETCH_SITE", "same-origin") not in ("same-origin", "none"):
             return False
-        # Browsers send one of them with every write; a script sends neither, and no other site can misuse it.
+        # Browsers send one of the two with every write; a script sends neither, which another site can't imitate.
         origin = environ.get("HTTP_ORIGIN") or environ.get("HTTP_REFERER")
         if origin is None:
             return True
         place, here = _netloc(origin), str(environ["HTTP_HOST"]).lower()
         if host_name(place) == host_name(here):
-            return place == here  # at another port of this machine is another program
-        return host_name(place) in self.proxied  # a proxy has put its own name for this server into Host
+            return place == here  # another port of this machine is another program
+        return host_name(place) in self.proxied  # a proxy has replaced Host by its own name for this server
 
     # ------------------------------------------------------------------ who sends it
 
     def _asked(self, environ: WSGIEnvironment, login: Login) -> _Answer | None:
-        """The gate's own pages, and what those get who have not logged in."""
+        """The gate's own pages, and the answer to visitors without a login; None lets the request through."""
         path, method = environ.get("PATH_INFO", "") or "/", environ["REQUEST_METHOD"]
         query = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
         session = _cookie(environ)
@@ -175,20 +175,20 @@ class Gate:
         cookie = f"{_cookie_name(environ)}={session}; Path=/; Max-Age={SESSION_SECONDS}; HttpOnly; SameSite=Strict"
         if environ.get("HTTP_X_FORWARDED_PROTO", environ["wsgi.url_scheme"]) == "https":
             cookie += "; Secure"
-        # A page, no redirect: from a link in a mail, a strict cookie isn't sent before a page of ours asks for it.
+        # Not a redirect: after a link in a mail, browsers send a strict cookie only if one of our pages asks.
         return _Answer("200 OK", welcome_page(target), _HTML, (("Set-Cookie", cookie),))
 
     def _target(self, path: str) -> str:
-        """A path of this server: the one that is asked for, if it is one."""
+        """The path itself if it is a path of this server, else `home`."""
         sound = path.startswith("/") and not path.startswith(("//", "/login", "/logout")) and path.isprintable()
         return path if sound and "\\" not in path and path != "/" else self.home
 
 
 def allowed_hosts(host: str, more: Iterable[str] = ()) -> frozenset[str]:
-    """What the Host header may hold.
+    """The names and addresses that the Host header may have.
 
     Args:
-        host: The interface that is listened on.
+        host: The interface that the server listens on.
         more: Further names, such as a proxy's.
     """
     names = {host.lower(), *(name.lower() for name in more)}
@@ -202,7 +202,7 @@ def allowed_hosts(host: str, more: Iterable[str] = ()) -> frozenset[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an interface is reached from this machine only."""
+    """Whether an interface can be reached only from this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -210,13 +210,13 @@ def is_loopback(host: str) -> bool:
 
 
 def link_host(host: str, more: Iterable[str] = ()) -> str:
-    """The name to put into a link: the first further one, else the interface's, else this machine's."""
+    """The host name for a link: the first of `more`, else the interface's, else this machine's."""
     name = next(iter(more), socket.gethostname() if _is_every(host) else host)
     return f"[{name}]" if ":" in name else name
 
 
 def host_name(place: str) -> str:
-    """The name or address in ``name:port``, in lower case; empty where it is none."""
+    """The name or address in ``name:port``, in lower case; empty if the text is not one."""
     try:
         return (urlsplit(f"//{place}").hostname or "").removesuffix(".")
     except ValueError:
@@ -245,7 +245,7 @@ def _turned_away(environ: WSGIEnvironment, path: str) -> _Answer:
 
 
 def _said(status: str, reason: str) -> _Answer:
-    """An answer as the dashboard's pages show it."""
+    """An answer in the form of which the dashboard's pages show the reason."""
     return _Answer(status, json.dumps({"reason": reason}), "application/json")
 
 
@@ -269,14 +269,14 @@ def _safe(policy: str, cache: str = "no-store") -> list[tuple[str, str]]:
 
 
 def _secured(environ: WSGIEnvironment, start_response: StartResponse) -> StartResponse:
-    """Give the answer of what is behind the gate our headers."""
+    """Add our headers to the answer of the application behind the gate."""
     static = environ.get("PATH_INFO", "").startswith("/static/")
 
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
         own = next((value for name, value in headers if name.lower() == "content-security-policy"), None)
         policy = _DATA_POLICY if own is None else f"{own};{_FRAME_POLICY}"
         kept = [(name, value) for name, value in headers if name.lower() not in _OURS]
-        # The bundle is 8 MB; whether it has changed is asked each time.
+        # no-cache: the bundle of 8 MB is kept, but the browser asks each time whether it has changed.
         return start_response(
             status, [*kept, *_safe(policy, "private, no-cache" if static else "no-store")], exc_info
         )

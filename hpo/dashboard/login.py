@@ -1,4 +1,4 @@
-"""Who may look at the dashboard: a token, the form that asks for it, and the sessions it opens."""
+"""The dashboard's login: a token, the form that asks for it, and the sessions that it opens."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from html import escape
 from typing import Final
 
-#: Seconds until a log-in is asked for again.
+#: The length of a session in seconds.
 SESSION_SECONDS: Final = 7 * 24 * 3600
-#: Fewer characters can be guessed.
+#: The fewest characters of a token; shorter ones can be guessed.
 SHORTEST_TOKEN: Final = 8
-#: Wrong guesses in a row until each further one has to wait.
+#: This many wrong guesses in a row are free; each further one has to wait.
 _FREE_GUESSES: Final = 10
 _SECONDS_A_GUESS: Final = 6.0
 
@@ -32,7 +32,7 @@ _STYLE: Final = (
     ".wrong{color:#c62828}@media(prefers-color-scheme:dark){.wrong{color:#ff8a80}}"
 )
 _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-#: What these pages may do: show their own style, and send their own form.
+#: The policy of these pages: they may only show their own style and send their own form.
 PAGE_POLICY: Final = (
     f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -40,11 +40,11 @@ PAGE_POLICY: Final = (
 
 
 class Login:
-    """The token and the sessions that it has opened; all of it is in memory, and ends with the process.
+    """The token and the sessions that it has opened, in memory only; they end with the process.
 
     Args:
-        token: What to know.
-        clock: Seconds, from anywhere.
+        token: The token that visitors need.
+        clock: Returns seconds from any starting point.
     """
 
     def __init__(self, token: str, clock: _Clock = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class Login:
         """A new session's id for the right token; None for another.
 
         Raises:
-            TooManyGuessesError: It has to wait, whether or not the token is right.
+            TooManyGuessesError: After too many wrong guesses even the right token has to wait.
         """
         self._take_guess()
         if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self._token):
@@ -94,7 +94,7 @@ class TooManyGuessesError(Exception):
     """Too many wrong tokens lately.
 
     Args:
-        seconds: When to try again.
+        seconds: The time in seconds until the next try.
     """
 
     def __init__(self, seconds: int) -> None:
@@ -106,8 +106,8 @@ def login_page(target: str, wrong: str = "") -> str:
     """The form that asks for the token.
 
     Args:
-        target: Path to go to then.
-        wrong: Why it is asked again.
+        target: The path to go to afterwards.
+        wrong: Why it asks again; empty at first.
     """
     said = f'<p class="wrong" role="alert">{escape(wrong)}</p>' if wrong else ""
     return _page(
@@ -125,7 +125,7 @@ def logout_page() -> str:
 
 
 def welcome_page(target: str) -> str:
-    """A page that redirects to another by itself."""
+    """A page that redirects to another one."""
     path = escape(target)
     refresh = f'<meta http-equiv="refresh" content="0;url={path}">'
     return _page("Logged in", f'<p><a href="{path}">Continue</a></p>', refresh)

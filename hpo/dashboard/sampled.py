@@ -1,6 +1,6 @@
-"""What optuna-dashboard shows of a large study: some of its trials, so that a browser opens the page in seconds.
+"""Shows optuna-dashboard only a sample of a large study's trials, so that a browser opens the page in seconds.
 
-The dashboard's page holds all trials that it is given, with their curves: of 50,000 trials hundreds of megabytes.
+The page loads all trials that it gets, with their curves: for 50,000 trials, hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
     from hpo.storage.study_storage import StudyStorage
 
-#: Trials up to which a study is shown whole, and that are shown of a larger one.
+#: A study with at most this many trials is shown whole; a larger one with this many.
 MOST_TRIALS: Final = 1000
-#: Points of a curve of a larger one.
+#: The most points of a curve in a larger study.
 _MOST_POINTS: Final = 16
 _ALL_STATES: Final = frozenset(TrialState)
 _LAST_ID: Final = 2**31 - 1
-#: What of the dashboard draws all trials at once. All else, tables to download among it, has the whole study.
+#: Requests for pages that draw all trials at once. All others, such as downloads of tables, get the whole study.
 _DRAWN: Final = re.compile(r"/api/studies/\d+(/param_importances|/plot/\w+)?/?")
-_MOST_OPENED: Final = 50  # trials of one page
+_MOST_OPENED: Final = 50  # open trials of one page
 
 
 class SampledStorage(ShownStorage):
-    """Of a study with more than `MOST_TRIALS` trials those that are shown; of any other all, as `ShownStorage`.
+    """A `ShownStorage` that samples the trials of a study with more than `MOST_TRIALS` trials.
 
-    They are those under way, the best, the latest, and an even sample of the others. Their curves have at most
-    16 points, but for the trials that a person has opened.
+    The sample has running and waiting trials, the best, the latest, and an even sample of the others. Their curves
+    have at most 16 points.
 
     Args:
-        storage: What it reads.
-        opened: Numbers of the trials that a person has opened: they are shown, with their whole curves.
+        storage: The storage to read.
+        opened: Numbers of trials that a person has opened: they are in the sample, with their whole curves.
     """
 
     def __init__(self, storage: StudyStorage, opened: frozenset[int] = frozenset()) -> None:
@@ -54,7 +54,7 @@ class SampledStorage(ShownStorage):
         self._opened = opened
 
     def get_all_studies(self) -> list[Any]:
-        """All studies; of large ones an attribute says what is shown."""
+        """All studies; large ones have an attribute that says which trials are shown."""
         studies = super().get_all_studies()
         counts = self._counts()
         for study in studies:
@@ -71,10 +71,10 @@ class SampledStorage(ShownStorage):
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """The trials that are shown: first those that have not ended.
+        """The sampled trials, those that have not ended first.
 
-        The page asks for the trials behind the first in its list that has not ended, or behind all. So it asks for
-        all of them as long as there is one, and the sample may change.
+        The page asks again for the trials from the first unfinished one in its list on. So as long as a trial has
+        not ended it asks for all of them, and the sample may change.
         """
         if self._counts().get(study_id, 0) <= MOST_TRIALS:
             return super().get_all_trials(study_id, deepcopy, states)
@@ -86,7 +86,7 @@ class SampledStorage(ShownStorage):
         return sorted(found, key=lambda trial: (trial.state.is_finished(), trial.number))
 
     def _light(self, trial: FrozenTrial) -> FrozenTrial:
-        """The trial with some points of its curve: the last one, and others evenly spread."""
+        """The trial with an even sample of its curve's points, the last one included."""
         steps = sorted(trial.intermediate_values)
         if len(steps) <= _MOST_POINTS or trial.number in self._opened:
             return trial
@@ -102,10 +102,10 @@ class SampledStorage(ShownStorage):
 def _chosen(
     trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection], opened: Container[int]
 ) -> set[int]:
-    """Ids of the trials that are shown: a quarter each of those under way, the best, the latest, and others."""
+    """The ids of the sample: up to a quarter each of trials under way, the best, the latest, and the others."""
     part = MOST_TRIALS // 4
     under_way = [trial for trial in trials if _is_under_way(trial)]
-    under_way.sort(key=lambda trial: trial.state == TrialState.RUNNING)  # which go before those that wait
+    under_way.sort(key=lambda trial: trial.state == TrialState.RUNNING)  # those are kept first
     settled = [trial for trial in trials if not _is_under_way(trial)]
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.values]
     sign = -1 if directions[0] == StudyDirection.MAXIMIZE else 1
@@ -132,7 +132,7 @@ def _is_under_way(trial: FrozenTrial) -> bool:
 
 
 def _best_so_far(complete: Iterable[FrozenTrial], sign: int) -> list[FrozenTrial]:
-    """Each trial that was better than all before it, so that the line of the best value is right."""
+    """The trials that were better than all before them, so that the line of the best value is right."""
     found: list[FrozenTrial] = []
     for trial in complete:
         if not found or sign * trial.values[0] < sign * found[-1].values[0]:
@@ -141,11 +141,11 @@ def _best_so_far(complete: Iterable[FrozenTrial], sign: int) -> list[FrozenTrial
 
 
 def sampling(whole: WSGIApplication, light: Callable[[frozenset[int]], WSGIApplication]) -> WSGIApplication:
-    """The dashboard that draws what a page can hold, and does all else with the whole study.
+    """A dashboard that draws a sample of a study, and answers all other requests from the whole study.
 
     Args:
         whole: The dashboard on all trials.
-        light: Makes one on a `SampledStorage`, for the trials that a person has opened.
+        light: Creates a dashboard on a `SampledStorage`, for the trials that a person has opened.
     """
     light_of = functools.lru_cache(maxsize=8)(light)
 
@@ -158,7 +158,7 @@ def sampling(whole: WSGIApplication, light: Callable[[frozenset[int]], WSGIAppli
 
 
 def _opened(page: str) -> frozenset[int]:
-    """The trials that are open on the page of this address."""
+    """The numbers of the trials that are open on the page with this address."""
     try:
         numbers = parse_qs(urlsplit(page).query).get("numbers", [""])[0].split(",")
     except ValueError:

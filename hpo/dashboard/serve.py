@@ -1,4 +1,4 @@
-"""The optuna-dashboard on a study's storage, behind a gate."""
+"""Serves optuna-dashboard on a study's storage, behind a gate."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
 HOST = "127.0.0.1"
-#: Bytes of a request; what is uploaded by hand are pictures and notes.
+#: The largest request in bytes; people upload pictures and notes.
 _LARGEST_REQUEST: Final = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may do what with a dashboard, and under which names it is reached.
+    """The access rules of a dashboard, and the names under which it can be reached.
 
     Attributes:
-        token: What to know to be let in; None: nothing on the loopback interface, else one that is made up.
+        token: The token that visitors need; None: no token on the loopback interface, else a generated one.
         read_only: Refuse every write.
-        allow_hosts: Names that the Host header may hold beside the interface's own.
+        allow_hosts: Names that the Host header may have beside the interface's own.
     """
 
     token: str | None = None
@@ -55,11 +55,11 @@ def serve(opened: OpenStudy, port: int, host: str = HOST, access: Access | None 
         opened: The study; the dashboard shows every study in its storage.
         port: TCP port; 0 picks a free one.
         host: Interface to listen on.
-        access: Who may do what.
+        access: The access rules; None for the defaults.
 
     Raises:
-        InputError: The token is too short, or a name can't be one.
-        StudyError: The port is taken, or the interface is not ours.
+        InputError: The token is too short, or a name is not a host's name.
+        StudyError: The server can't listen on the port and interface.
     """
     access = _checked(access or Access())
     token = access.token or (None if is_loopback(host) else secrets.token_urlsafe(24))
@@ -73,8 +73,8 @@ def serve(opened: OpenStudy, port: int, host: str = HOST, access: Access | None 
         read_only=access.read_only,
         home=home,
     )
-    logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns of every request that has to wait for another
-    # A proxy's X-Forwarded-Proto makes cookies secure, and decides nothing else.
+    logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns about every request that has to wait
+    # A proxy's X-Forwarded-Proto only makes cookies secure.
     server = waitress.create_server(
         gate,
         sockets=[listening],
@@ -97,7 +97,7 @@ def serve(opened: OpenStudy, port: int, host: str = HOST, access: Access | None 
 
 
 def dashboard(opened: OpenStudy) -> WSGIApplication:
-    """optuna-dashboard on a study's storage, as it is shown to people."""
+    """optuna-dashboard on a study's storage, with sampled trials, readable attributes and the right front."""
     storage, artifacts = opened.storage, _Artifacts(artifact_folder(opened.spec))
     sampled = sampling(
         optuna_dashboard.wsgi(ShownStorage(storage), artifacts),
@@ -128,7 +128,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Artifacts(FileSystemArtifactStore):
-    """Optuna's store, where a file may well be missing: the trial may have run on another machine."""
+    """Optuna's artifact store, without errors for missing files: the trial may have run on another machine."""
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
         try:
@@ -141,5 +141,5 @@ class _Artifacts(FileSystemArtifactStore):
             ) from None
 
     def remove(self, artifact_id: str) -> None:
-        with contextlib.suppress(ArtifactNotFound):  # else a study whose files are elsewhere could not be deleted
+        with contextlib.suppress(ArtifactNotFound):  # so that a study with files elsewhere can be deleted
             super().remove(artifact_id)

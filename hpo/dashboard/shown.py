@@ -1,4 +1,4 @@
-"""What optuna-dashboard shows of our studies: attributes that a person reads, on pages that fit a phone."""
+"""Makes optuna-dashboard show readable attributes of our studies, on pages that fit a phone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from hpo.storage.study_storage import StudyStorage
 
-#: What is shown of ours, by the name that it has there.
+#: Our attributes that are shown, with the names that they have there.
 _SHOWN: Final = {
     OUTCOME_ATTR: "outcome",
     REASON_ATTR: "reason",
@@ -45,20 +45,20 @@ _SHOWN: Final = {
     PAUSED_ATTR: "paused after epoch",
 }
 _DIGITS: Final = 6
-#: The key of earlier versions of Optuna, by which optuna-dashboard knows a trial outside the bounds.
+#: The key of earlier versions of Optuna from which optuna-dashboard reads whether a trial is outside the bounds.
 _VIOLATIONS: Final = "constraints"
 
 
 class ShownStorage(CachedStorage):
-    """A study's storage as the dashboard reads it: metrics in place of what hpo keeps for itself.
+    """A study's storage as the dashboard reads it: with metrics in place of hpo's internal attributes.
 
-    A trial's attributes are the metrics of its best epoch that were asked for, its outcome where Optuna's state
-    does not say it, where it paused or was forked, and whatever somebody else has stored. Of a study, what hpo
-    stores is left out: the note has the study file. Nothing that is stored changes, and what the dashboard writes
-    is stored as it is.
+    A trial's attributes are the metrics of its best epoch that the study asks for, its outcome if Optuna's state
+    does not tell it, where it paused or was forked, and all attributes that others have stored. A study's
+    attributes don't have those of hpo: the note has the study file. Stored data does not change, and writes of the
+    dashboard are stored as they are.
 
     Args:
-        storage: What it reads and writes.
+        storage: The storage to read and write.
     """
 
     def __init__(self, storage: StudyStorage) -> None:
@@ -69,7 +69,7 @@ class ShownStorage(CachedStorage):
     def get_all_studies(self) -> list[Any]:
         """All studies; see `optuna.storages.BaseStorage`."""
         studies = self._stored.get_all_studies()
-        for study in studies:  # read for this caller
+        for study in studies:  # a fresh copy for this caller
             study.user_attrs = _others(study.user_attrs)
         return studies
 
@@ -105,13 +105,13 @@ class ShownStorage(CachedStorage):
         return [shown(trial, self.unasked(study_id)) for trial in trials]
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Add a trial: a study that is renamed is copied, and each copy has all that its trial has."""
+        """Add a trial; to rename a study the dashboard copies its trials, so a copy gets all stored attributes."""
         if template_trial is not None:
             template_trial = self._stored.get_trial(id_of_trial(template_trial))
         return self._stored.create_new_trial(study_id, template_trial)
 
     def unasked(self, study_id: int) -> frozenset[str]:
-        """The metrics of a study that are left out, as the study does not ask for them."""
+        """The metrics that are not shown, because the study does not ask for them."""
         if study_id not in self._unasked:
             config = self._stored.get_study_user_attrs(study_id).get(CONFIG_ATTR) or {}
             self._unasked[study_id] = unasked_metrics(config)
@@ -119,9 +119,9 @@ class ShownStorage(CachedStorage):
 
 
 def shown(trial: FrozenTrial, unasked: Container[str]) -> FrozenTrial:
-    """The trial with attributes for people, without the metrics that were not asked for.
+    """A copy of the trial with attributes for people, without the metrics in `unasked`.
 
-    How far it violates each bound stands where optuna-dashboard looks for it.
+    Its violations of the bounds get the key where optuna-dashboard looks for them.
     """
     stored = trial.user_attrs
     best = stored.get(BEST_ATTR) or {}
@@ -149,7 +149,7 @@ def _rounded(value: Any) -> Any:
 
 
 #: The dashboard's own layout is for wide screens: two columns that do not wrap, and lines that do not break. Its
-#: classes change with its version, so that these rules go by elements and by names of its components.
+#: classes change with its version, so these rules select elements and names of its components.
 _NARROW: Final = """<style>@media (max-width: 700px) {
 main { min-width: 0; max-width: calc(100vw - 57px); }
 main .MuiGrid-item { flex-basis: 100% !important; max-width: 100% !important; }
@@ -181,7 +181,7 @@ def fitted(app: WSGIApplication) -> WSGIApplication:
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "GET" or not environ.get("PATH_INFO", "").startswith("/dashboard"):
             return app(environ, start_response)
-        # A part of the page, or the news that it is the same, would not be that of the page with the rules.
+        # Without partial or "not modified" answers, which would not be about the page with the rules.
         for key in ("HTTP_RANGE", "HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE"):
             environ.pop(key, None)
         status, headers, body = whole_answer(app, environ)

@@ -1,4 +1,4 @@
-"""What a WSGI application answers, in one piece."""
+"""Reads the whole answer of a WSGI application."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication, WSGIEnvironment
 
-#: Headers about the very bytes.
+#: Headers about the exact bytes of a body.
 _OF_THE_BYTES: Final = frozenset({"content-length", "etag", "last-modified", "accept-ranges"})
 
 
 def whole_answer(app: WSGIApplication, environ: WSGIEnvironment) -> tuple[str, list[tuple[str, str]], bytes]:
-    """Status, headers and body of an answer whose body is to be changed: no header is about its bytes."""
+    """The status, headers and body of an answer whose body will be changed, without headers about its bytes."""
     begun: list[tuple[str, list[tuple[str, str]]]] = []
 
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:  # noqa: ARG001

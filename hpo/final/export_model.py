@@ -1,4 +1,4 @@
-"""A trial's model as a file: its weights, or the whole of it by torch.export, with a model card beside it."""
+"""Writes a trial's model to a file: its weights, or the whole model by torch.export, with a model card."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from trainer.step.manual import as_evaluated
 from trainer.step.supervised import SupervisedStep
 
 _CPU: Final = torch.device("cpu")
-_EXAMPLE: Final = 8  # samples; torch.export takes sizes of 0 and 1 for constants
+_EXAMPLE: Final = 8  # samples; torch.export treats sizes of 0 and 1 as constants
 _SMALLEST: Final = 2
 
 
 @dataclass(frozen=True)
 class Example:
-    """What a model is called with.
+    """The arguments of an example call of a model.
 
     Attributes:
         args: Positional arguments.
         kwargs: Keyword arguments.
-        size: Samples of the batch.
+        size: The number of samples in the batch.
     """
 
     args: tuple[Any, ...]
@@ -55,7 +55,7 @@ class Example:
         return isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == self.size
 
     def cut(self, size: int) -> Example:
-        """The same with the first ``size`` samples only."""
+        """A copy with only the first ``size`` samples."""
 
         def shorter(value: Any) -> Any:
             return value[:size] if self.is_batched(value) else value
@@ -65,10 +65,10 @@ class Example:
 
 
 def check_export_path(path: Path) -> None:
-    """Refuse a name that no model can be written to.
+    """Refuse a path that no model can be written to.
 
     Raises:
-        InputError: Its suffix names no format, it is a folder, or its bytes are no text.
+        InputError: Its suffix is not a format's, it is a folder, or its bytes are not text.
     """
     if path.suffix and path.suffix not in _WRITERS:
         fix = (
@@ -88,27 +88,27 @@ def check_export_path(path: Path) -> None:
 def export_model(opened: OpenStudy, which: str, path: Path, *, command: str) -> dict[str, Any]:
     """Write the model of a trial's best epoch, and a card beside it, ``<file>.md``.
 
-    Weights get the study's own modules beside them, ``<file>.code``, so that the three can be moved together.
+    For weights, the study's own modules are copied to ``<file>.code``, so that the three can be moved together.
 
-    The suffix says what is written: ``.safetensors`` and ``.pt`` hold the weights, ``.pt2`` the whole model as
-    torch.export sees it in eval mode, with a batch dimension of any size. Without a suffix it is a folder, by the
-    model's own ``save_pretrained``, for Hugging Face's ``from_pretrained``. What is written is read back and
-    compared with the model before it takes its place, over an earlier one of that name.
+    The suffix selects the format: ``.safetensors`` and ``.pt`` hold the weights, ``.pt2`` the whole model as
+    torch.export traces it in eval mode, for batches of any size. Without a suffix, the model's own
+    ``save_pretrained`` writes a folder for Hugging Face's ``from_pretrained``. The file is read back and compared
+    with the model before it replaces an earlier one.
 
     Args:
         opened: The study.
         which: ``best`` or a trial's number.
-        path: The file or folder; the folders above it are made.
-        command: What the card says it was made by.
+        path: The file or folder; missing folders above it are created.
+        command: The command that the card names as its origin.
 
     Returns:
-        ``trial``, ``seed``, ``epoch``, ``parameters`` (their number), ``path``, ``card``, and ``warning``: that
-        the trial ran under other code or another config, None where it did not.
+        ``trial``, ``seed``, ``epoch``, ``parameters`` (their number), ``path``, ``card``, and ``warning`` if
+        the trial ran under other code or another config, else None.
 
     Raises:
         InputError: See `check_export_path`.
-        StudyError: There is no such trial, no weights of it, or they can't be written; or torch.export can't see
-            through the model.
+        StudyError: There is no such trial, it has no weights, or they can't be written; or torch.export can't
+            trace the model.
     """
     check_export_path(path)
     found = best_weights(opened, which)
@@ -140,13 +140,13 @@ def export_model(opened: OpenStudy, which: str, path: Path, *, command: str) -> 
 
 
 def _copy_code(opened: OpenStudy, folder: Path) -> None:
-    """Copy the study's own modules, in place of an earlier copy: the weights alone make no model."""
+    """Copy the study's own modules, replacing an earlier copy: weights are of no use without the model's code."""
     own = opened.spec.folder
     with aside_of_folder(folder) as aside:
         aside.mkdir()
         for name in code_identity(opened.spec).files:
             source = own / name
-            # A package in development is installed with its own name.
+            # Not packages in development: they are installed under their own names.
             if source.suffix == ".py" and source.is_file():
                 target = aside / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -155,13 +155,13 @@ def _copy_code(opened: OpenStudy, folder: Path) -> None:
 
 @contextmanager
 def _aside(path: Path) -> Iterator[Path]:
-    """A file that takes the place of ``path`` when the block ends well, and is gone when it does not."""
-    aside = aside_name(path, path.suffix)  # torch.export looks at it
+    """A temporary file that replaces ``path`` at the end of the block, or is removed after an error."""
+    aside = aside_name(path, path.suffix)  # torch.export needs the suffix
     try:
         aside.touch()
         mode = aside.stat().st_mode
         yield aside
-        aside.chmod(mode)  # safetensors makes files that only their owner can read
+        aside.chmod(mode)  # safetensors creates files that only their owner can read
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -182,7 +182,7 @@ def _write_safetensors(opened: OpenStudy, found: BestWeights, model: nn.Module, 
     }
     again = model_with(opened.spec, found)
     try:
-        # Unlike save_file it takes weights that two layers share: they are stored once.
+        # Unlike save_file it accepts weights that two layers share, and stores them once.
         save_model(model, str(path), metadata={name: str(fact) for name, fact in facts.items()})
         load_model(again, str(path))
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
@@ -226,7 +226,7 @@ def _write_exported(opened: OpenStudy, found: BestWeights, model: nn.Module, pat
         with torch.no_grad():
             program = torch.export.export(model, example.args, example.kwargs, dynamic_shapes=dynamic)
     except Exception as error:
-        # torch raises a dozen types for what it can't see through.
+        # torch raises a dozen types for models that it can't trace.
         raise _not_exportable(found, error) from error
     torch.export.save(program, path)
     again = torch.export.load(path).module()
@@ -256,7 +256,7 @@ def _refuse_other_outputs(expected: Any, found: Any) -> None:
 
 
 def example_of(builder: Builder, config: Mapping[str, Any], model: nn.Module) -> Example:
-    """What the study's step calls the model with, for a batch of its validation data.
+    """The arguments with which the study's step calls the model, for a batch of its validation data.
 
     Args:
         builder: Has the data.
@@ -264,8 +264,8 @@ def example_of(builder: Builder, config: Mapping[str, Any], model: nn.Module) ->
         model: The model, on the CPU.
 
     Raises:
-        StudyError: The step does not call the model, or with a PackedSequence; or the batches have less than two
-            samples.
+        StudyError: The step does not call the model, or calls it with a PackedSequence; or batches have fewer than
+            two samples.
     """
     collate = make_batching(builder.resolver, config["loader"]).collate_fn
     options = BatchOptions(eval_batch_size=_EXAMPLE, collate_fn=collate)
@@ -287,7 +287,7 @@ def example_of(builder: Builder, config: Mapping[str, Any], model: nn.Module) ->
         )
     args, kwargs = calls[0]
     if any(map(_is_packed, pytree.tree_leaves((args, kwargs), is_leaf=_is_packed))):
-        # Its tensors are in order of time, and none of them has the batch as its first dimension.
+        # Its tensors are in time order, and none has the batch as its first dimension.
         fix = "export the weights to .safetensors"
         raise StudyError(f"torch.export takes no PackedSequence, and the model is called with one\n  fix: {fix}")
     size = _batch_size((args, kwargs))

@@ -31,7 +31,7 @@ from hpo.trial.training_code import came_to, function_code
 
 
 class _Unstored(Reports):
-    """Reports of a training that is no trial: none is stored, and nothing prunes or pauses it."""
+    """Reports of a training that is not a trial: none is stored, and the training is never pruned or paused."""
 
     def __init__(self, metric: str) -> None:
         self.metric = metric
@@ -50,7 +50,7 @@ class _Unstored(Reports):
 
 
 def _session(spec: StudySpec, start: Start, folder: Path, device: torch.device) -> Session:
-    """A session of no trial: nothing is stored, and no request stops it."""
+    """A session without a trial: it stores nothing, and no request stops it."""
     return Session(
         number=-1 if start.trial is None else start.trial,
         params=start.params,
@@ -87,13 +87,13 @@ def train_function(builder: Builder, start: Start, *, device: torch.device) -> d
     """Call the study's function from scratch, and write ``final/`` in the output folder.
 
     Args:
-        builder: Of the study.
-        start: Parameters and seed.
-        device: Where the function is to train.
+        builder: The study's builder.
+        start: The parameters and the seed.
+        device: The device for the function.
 
     Returns:
         What ``final/metrics.json`` holds: that of `hpo.final.training.train_final`, with the metrics of the best
-        epoch, and its checkpoint in place of a model, None where the function has saved none.
+        epoch, and its checkpoint in place of a model, or None if the function has saved none.
 
     Raises:
         DivergedError: No epoch has a finite value of the study's metric.

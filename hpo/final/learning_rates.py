@@ -1,4 +1,4 @@
-"""How the learning rate of a final training will go, in words."""
+"""Describes the course of the learning rate in a final training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.step.optimizers import first_rate
 
 
 def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Trainer) -> Sequence[str]:
-    """Lines that say how the learning rate will go, found by running the schedule on a stand-in."""
+    """Lines that describe the course of the learning rate, found by running the schedule on a dummy optimizer."""
     rate = trainer.optimizer.param_groups[0].get("initial_lr", first_rate(trainer.optimizer))
     if rate is None:
         return ["learning rate: the optimizer finds its own"]
@@ -33,7 +33,7 @@ def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Tra
     by_pass = epochs is not None and config["trainer"]["validate_every"] is None
     if node["interval"] == "step" or not by_pass:
         return [f"learning rate: from {start:.4g}, {name} at each {node['interval']}"]
-    # Any optimizer will do that has as many groups, and a momentum for the schedules that move one.
+    # Any optimizer with as many groups will do; some schedules also need a momentum.
     groups = [
         {"params": nn.Linear(1, 1).parameters(), "lr": float(each.get("initial_lr", each["lr"]))}
         for each in trainer.optimizer.param_groups

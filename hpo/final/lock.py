@@ -1,4 +1,4 @@
-"""One final training of a study at a time: two would resume from each other's checkpoints."""
+"""Locks a folder of final training: two trainings would resume from each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Final
 from hpo.errors import StudyError
 from hpo.storage.machine import host_name
 
-#: Says which process trains in its folder; that process has the lock on it.
+#: The file that names the process that trains in its folder, and that this process locks.
 LOCK_FILE: Final = ".lock"
 _HELD: Final = (errno.EACCES, errno.EAGAIN)
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Have a folder of final training to this process; the kernel ends that where the process dies.
+    """Lock a folder of final training for this process; the kernel releases the lock if the process dies.
 
-    Where the file system has no locks, or this user may not write the file, nothing is locked.
+    Nothing is locked if the file system has no locks, or this user may not write the file.
 
     Raises:
-        StudyError: Another process has it.
+        StudyError: Another process has the lock.
     """
     path, file = folder / LOCK_FILE, None
     try:
@@ -38,29 +38,29 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         if file is not None:
-            path.unlink(missing_ok=True)  # while it is locked: later it may be another's
+            path.unlink(missing_ok=True)  # before the lock is released: later it may be another process's
             file.close()
 
 
 def _locked(path: Path) -> FileIO:
-    """The file that stands there, locked.
+    """Open and lock the file at this path.
 
     Raises:
-        OSError: There are no locks there, or the file can't be opened.
-        StudyError: Another process has it.
+        OSError: The file system has no locks, or the file can't be opened.
+        StudyError: Another process has the lock.
     """
     while True:
         with contextlib.ExitStack() as opened:
             file = opened.enter_context(path.open("ab+", buffering=0))
             try:
-                # Not flock: processes forked by this one would keep that lock after its death.
+                # Not flock: forked processes would keep such a lock after this process's death.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in _HELD:
                     raise
                 file.seek(0)
                 raise _taken(path.parent, file.read().decode(errors="replace").strip()) from error
-            with contextlib.suppress(FileNotFoundError):  # who had it has removed it meanwhile
+            with contextlib.suppress(FileNotFoundError):  # its last owner has removed it meanwhile
                 if os.path.samestat(path.stat(), os.fstat(file.fileno())):
                     opened.pop_all()
                     return file

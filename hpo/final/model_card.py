@@ -1,4 +1,4 @@
-"""The card of an exported model: what it is, how it was measured, and code that loads it."""
+"""Writes the card of an exported model: its origin, its metrics, and code that loads it."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
         opened: The study.
         found: The exported weights.
         model: The model.
-        path: Where it is exported to.
-        command: What it was made by.
+        path: The exported file or folder.
+        command: The command that exported it.
     """
     spec = opened.spec
     ended = sum(trial.state.is_finished() for trial in own_trials(opened))
@@ -100,12 +100,12 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
 
 
 def code_folder(path: Path) -> Path:
-    """Where the study's own modules lie that an exported file of weights needs."""
+    """The folder for the study's own modules, which a file of exported weights needs."""
     return path.with_name(f"{path.name}.code")
 
 
 def code_to_load(config: Mapping[str, Any], path: Path) -> str:
-    """Python that makes ``model`` of an exported file, run in that file's folder.
+    """Python code that loads an exported file as ``model``, to be run in the file's folder.
 
     Args:
         config: The `model` section.
@@ -123,7 +123,7 @@ def code_to_load(config: Mapping[str, Any], path: Path) -> str:
 
 
 class _Literal(pprint.PrettyPrinter):
-    """Writes data as Python reads it back: `inf` and `nan` are names there."""
+    """Writes data as Python literals; `inf` and `nan`, which are not literals, become expressions."""
 
     def format(self, value: object, context: dict[int, int], maxlevels: int, level: int) -> tuple[str, bool, bool]:
         if isinstance(value, float) and not math.isfinite(value):
@@ -132,14 +132,14 @@ class _Literal(pprint.PrettyPrinter):
 
 
 def _shareable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without what is secret in it, and without the callbacks whose arguments may hold a key."""
+    """The config without secrets, and without the callbacks whose arguments may have a key."""
     private = {name for name, row in CALLBACKS.items() if row.private}
     named = {name: node for name, node in config["callbacks"].items() if name not in private}
     return {**hidden(config), "callbacks": hidden(named)}
 
 
 def _code(found: BestWeights, spec: StudySpec) -> str:
-    """The code that the trial ran under, and whether it is the one that the model was exported with."""
+    """The code that the trial ran under, and whether the model was exported with the same code."""
     text = " → ".join(f"`{code}`" for code in found.codes) or "not known"
     if len(found.codes) > 1:
         text += ": the trial ran under more than one code"
@@ -153,7 +153,7 @@ def _call(node: Mapping[str, Any]) -> str:
 
 
 def _flat(facts: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Name and value, without what is not known; of a mapping in it one for each entry."""
+    """Names and values, without missing ones; a mapping gives one for each of its entries."""
     for name, fact in facts.items():
         if isinstance(fact, Mapping):
             yield from ((f"{name} {inner}", value) for inner, value in fact.items())

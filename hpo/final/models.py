@@ -1,4 +1,4 @@
-"""Models of a study with their trained weights: which trial, which checkpoint, and the module itself."""
+"""Loads the trained models of a study: finds the trial and its checkpoint, and builds the module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trainer.state import best_epoch
 
 @dataclass(frozen=True)
 class BestWeights:
-    """What a trial's best epoch has left.
+    """The weights of a trial's best epoch, and where they come from.
 
     Attributes:
         trial: The trial's number.
@@ -42,7 +42,7 @@ class BestWeights:
         metrics: The metrics of that epoch.
         weights: The model's state dict, on the CPU.
         codes: Hashes of the code that the trial ran under, the latest last.
-        other_config: What a person should know where the study file is another one now; empty where it is not.
+        other_config: A warning if the study file is different now; empty if not.
     """
 
     trial: int
@@ -56,7 +56,7 @@ class BestWeights:
     other_config: str = ""
 
     def warning(self, spec: StudySpec) -> str:
-        """What a person should know where the code or config here is not the trial's; empty where both are."""
+        """A warning if the code or config here is not the trial's; empty if both are."""
         here = code_identity(spec).hash
         found = [self.other_config] if self.other_config else []
         if self.codes and self.codes[-1] != here:
@@ -77,8 +77,8 @@ def load_model(
     Args:
         spec: The study file.
         trial: ``best`` or a trial's number.
-        device: Where the model is to be.
-        warn: Called with what is to be said where the trial ran under other code or another config.
+        device: The device for the model.
+        warn: Called with a warning if the trial ran under other code or another config.
 
     Raises:
         InputError: The device can't hold the model.
@@ -120,7 +120,7 @@ def model_with(spec: StudySpec, found: BestWeights, *, device: str | torch.devic
     """The model of these weights, in eval mode; see `load_model` for arguments and errors."""
     kept = rng_state()
     try:
-        seed_all(found.seed)  # what a model draws and does not save is drawn as it was for the training
+        seed_all(found.seed)  # so that values a model draws and does not save are the same as in the training
         model: nn.Module = instantiate(Builder(spec).resolver, found.config["model"])
     finally:
         set_rng_state(kept)
@@ -133,17 +133,17 @@ def model_with(spec: StudySpec, found: BestWeights, *, device: str | torch.devic
         ) from error
     try:
         return model.to(device).eval()
-    except (RuntimeError, AssertionError) as error:  # of torch without CUDA, the latter
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
         problem, fix = f"can't hold the model: {str(error).partition(chr(10))[0]}", "name a device of this machine"
         raise InputError(problem, path="device", value=str(device), fix=fix) from error
 
 
 def find_trial(opened: OpenStudy, which: str) -> FrozenTrial:
-    """The trial that ``best`` or a number means.
+    """The best trial, or the one with this number.
 
     Raises:
-        StudyError: There is no such trial, several are best, its parameters are not drawn yet, or not of this
-            search space.
+        StudyError: There is no such trial, several are best, or its parameters are not drawn yet, or are not in
+            this search space.
     """
     trial = _best(opened) if which == "best" else _numbered(opened, which)
     if trial.state == TrialState.WAITING and not trial.params:
@@ -154,12 +154,12 @@ def find_trial(opened: OpenStudy, which: str) -> FrozenTrial:
 
 
 def refuse_foreign_parameters(opened: OpenStudy, number: int, params: Mapping[str, Any]) -> None:
-    """Refuse what the study file's own space does not allow: the storage is not trusted with import paths.
+    """Refuse parameters outside of the study file's own search space: import paths in the storage are not trusted.
 
     A function that draws its parameters itself checks them as it asks for them.
 
     Raises:
-        StudyError: They do not lie in it.
+        StudyError: The parameters are not in the search space.
     """
     if not opened.spec.defines_by_run and not opened.space.contains(params):
         problem = f"the parameters of trial {number} do not lie in the search space of the study file"
@@ -167,10 +167,10 @@ def refuse_foreign_parameters(opened: OpenStudy, number: int, params: Mapping[st
 
 
 def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
-    """The checkpoint of a trial's best epoch, on the CPU; the best so far of one that has not completed.
+    """The checkpoint of a trial's best epoch (so far, if it is not complete), on the CPU.
 
     Raises:
-        StudyError: There is none that can be read.
+        StudyError: There is no readable checkpoint.
     """
     folders = [folder / CHECKPOINTS for folder in attempt_folders(opened.spec, trained_as(trial))]
     epoch = (trial.user_attrs.get(BEST_ATTR) or {}).get("epoch")

@@ -1,4 +1,4 @@
-"""One final training with one seed, in a folder of its own: found finished, resumed, or run."""
+"""Runs a final training with one seed in its own folder, resumes it, or finds it finished."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from trainer.state import DIVERGED
 
 @dataclass(frozen=True)
 class SeedRun:
-    """One training with one seed.
+    """The result of a training with one seed.
 
     Attributes:
         seed: The seed.
-        value: The study's metric at the best epoch; None where the training diverged, at any epoch.
-        best_epoch: That epoch; None where the training diverged.
-        epochs: Epochs trained; None where none of them had a finite value.
-        metrics: The best weights' metrics on validation and test data; none where the training diverged.
-        folder: Its files: weights, config, log, learning curve.
+        value: The study's metric at the best epoch; None if the training diverged at any epoch.
+        best_epoch: The best epoch; None if the training diverged.
+        epochs: Epochs trained; None if none of them had a finite value.
+        metrics: The best weights' metrics on validation and test data; empty if the training diverged.
+        folder: The folder of its files: weights, config, log, learning curve.
         trained_before: Whether it was found finished.
     """
 
@@ -45,13 +45,13 @@ class SeedRun:
 
     @property
     def diverged(self) -> bool:
-        """Whether it has no value."""
+        """Whether the training diverged, and so has no value."""
         return self.value is None
 
 
 @dataclass(frozen=True)
 class SeedTrainer:
-    """Trains starts with seeds of choice, each in ``final/<start>/seed-<seed>``.
+    """Trains starts with given seeds, each in ``final/<start>/seed-<seed>``.
 
     Attributes:
         builder: Builds trainers; the data is loaded once for all.
@@ -66,12 +66,12 @@ class SeedTrainer:
     peers: Peers | None = None
 
     def run(self, start: Start, seed: int, label: str) -> SeedRun:
-        """The training of one seed, from scratch; its log goes to ``log.txt`` in its folder.
+        """Train with one seed from scratch; the log is written to ``log.txt`` in the training's folder.
 
         Args:
             start: The parameters.
             seed: The seed.
-            label: What the printed lines begin with.
+            label: The start of each printed line.
         """
         start = start.with_seed(seed)
         subject = start.name.replace(" ", "-")
@@ -96,7 +96,7 @@ class SeedTrainer:
                 train_at(self.builder, start, place, epochs=self.epochs, device=self.device, peers=self.peers)
         except DivergedError:
             write_json(place.folder / "metrics.json", {"stopped": DIVERGED})
-        # What was worth keeping is in model.pt; a finished training is not resumed.
+        # The result is in model.pt; a finished training is not resumed.
         shutil.rmtree(place.checkpoints, ignore_errors=True)
 
     def _told(self, run: SeedRun) -> str:
@@ -107,7 +107,7 @@ class SeedTrainer:
 
 
 def _seed_run(seed: int, folder: Path, result: Mapping[str, Any], *, trained_before: bool) -> SeedRun:
-    # One that diverged after a good epoch counts as diverged too, as it does in the study.
+    # A training that diverged after a good epoch counts as diverged, as in the study.
     diverged = result["stopped"] == DIVERGED
     return SeedRun(
         seed,
@@ -121,7 +121,7 @@ def _seed_run(seed: int, folder: Path, result: Mapping[str, Any], *, trained_bef
 
 
 def _finished(folder: Path, stamp: Mapping[str, Any]) -> Any:
-    """What a training that has come to its end here wrote, if it is the one that is asked for."""
+    """The result of a finished training in this folder, if it is the requested one; else None."""
     result = read_json(folder / "metrics.json") if read_json(folder / STAMP_FILE) == stamp else None
     if result is None or not (result["stopped"] == DIVERGED or (folder / "model.pt").is_file()):
         return None
@@ -129,7 +129,7 @@ def _finished(folder: Path, stamp: Mapping[str, Any]) -> Any:
 
 
 def _open(folder: Path, stamp: Mapping[str, Any]) -> None:
-    """Make the folder of one training; what an earlier one of another config left there goes."""
+    """Create the folder of a training; removes the files of an earlier training with another stamp."""
     if folder.exists() and read_json(folder / STAMP_FILE) != stamp:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Final training over several seeds: what parameters come to on average, and which of the leaders is the best.
+"""Final training over several seeds: estimates the mean result of parameters, and finds the best of the leaders.
 
 A study's best trial is also a lucky one: its value is the best of many, each with the noise of its own seed.
-Trained anew with seeds that had no part in the choice, parameters show what is to be expected of them. The data
-and its split stay the study's: the intervals are about the noise of training, not about other data.
+Training again with seeds that had no part in the choice shows what to expect of the parameters. The data and its
+split stay the same: the intervals are about the noise of training, not about other data.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from trainer.files import aside_of
 
 #: Confidence of the intervals.
 CONFIDENCE: Final = 0.95
-_FEWEST: Final = 2  # values that an interval needs
-#: What is kept of a training.
+_FEWEST: Final = 2  # the fewest values for an interval
+#: The files of a training that are kept.
 _FILES: Final = ("config.yaml", "metrics.csv", "model.pt")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a metric is on average over seeds.
+    """The mean of a metric over seeds, with its confidence interval.
 
     Attributes:
         mean: The mean.
@@ -56,8 +56,7 @@ class Estimate:
 def estimate(values: Sequence[float]) -> Estimate:
     """The mean of at least one value with its confidence interval, by Student's t with n - 1 degrees of freedom.
 
-    Student, "The Probable Error of a Mean", Biometrika 6 (1908), 1-25. It takes the values as drawn from a normal
-    distribution.
+    Student, "The Probable Error of a Mean", Biometrika 6 (1908), 1-25. The values are taken as normally distributed.
     """
     n, mean = len(values), statistics.fmean(values)
     if n < _FEWEST:
@@ -69,12 +68,12 @@ def estimate(values: Sequence[float]) -> Estimate:
 def leaders(opened: OpenStudy, k: int, *, accept_code_change: bool = False) -> list[Start]:
     """The study's best ``k`` trials to train from scratch, the best first; trials of equal parameters count once.
 
-    Parameters of forks are those of their parents, too: what they are trained with before.
+    The parameters of a fork include those of its parents, with which it is trained before.
 
     Args:
         opened: The study.
         k: How many.
-        accept_code_change: Take trials that ran under other code than the code here.
+        accept_code_change: Accept trials that ran under other code than the code here.
 
     Raises:
         InputError: A trial ran under other code.
@@ -104,7 +103,7 @@ def leaders(opened: OpenStudy, k: int, *, accept_code_change: bool = False) -> l
 
 
 def _course(stages: Iterable[Stage]) -> str:
-    """What tells trainings from scratch apart, seeds aside; a fork with its parent's parameters adds nothing."""
+    """A key of a training from scratch without its seeds; a fork with its parent's parameters adds no stage."""
     parts: list[list[Any]] = []
     for stage in stages:
         if parts and parts[-1][0] == stage.params:
@@ -114,18 +113,17 @@ def _course(stages: Iterable[Stage]) -> str:
 
 
 def train_over_seeds(trainer: SeedTrainer, starts: Sequence[Start], seeds: Sequence[int]) -> dict[str, Any]:
-    """Train each start anew with each seed, one after another, and crown the best on average.
+    """Train each start from scratch with each seed, one after another, and crown the best on average.
 
-    A training that is found finished in its folder, of the same config, seed and study code, is not done again;
-    an interrupted one resumes from its newest checkpoint. Starts are ranked by how many of their seeds
-    diverged, fewer first, then by the mean of the study's metric over the others. ``final/model.pt`` has the
-    crowned start's weights of the seed with the best value. That value was chosen for being good: what another
-    training comes to is the mean.
+    A finished training with the same config, seed and study code in its folder is not repeated; an interrupted one
+    resumes from its newest checkpoint. Starts are ranked by how many of their seeds diverged, fewer first, then by
+    the mean of the study's metric over the other seeds. ``final/model.pt`` has the crowned start's weights of the
+    seed with the best value. As that seed was chosen for its value, expect the mean of another training.
 
     Args:
         trainer: Trains one seed.
-        starts: What to train, in the study's order.
-        seeds: The seeds, different ones.
+        starts: The starts to train, in the study's order.
+        seeds: The seeds, all different.
 
     Returns:
         What ``final/metrics.json`` holds. ``study``, ``metric``, ``seeds``, ``confidence``, ``code`` (its hash).
@@ -171,7 +169,7 @@ def _kept(trainer: SeedTrainer, result: dict[str, Any], sign: int) -> dict[str, 
 
 
 def _entry(spec: StudySpec, start: Start, runs: Sequence[SeedRun]) -> dict[str, Any]:
-    """What the seeds of one start have come to."""
+    """The results of all seeds of one start."""
     values: dict[str, list[float]] = {}
     for run in runs:
         for name, value in {**run.metrics, spec.study.metric: run.value}.items():
@@ -189,7 +187,7 @@ def _entry(spec: StudySpec, start: Start, runs: Sequence[SeedRun]) -> dict[str, 
 
 
 def _mean(entry: Mapping[str, Any], metric: str) -> float:
-    """The mean of the metric; where every seed diverged any number will do, for those come last as they are."""
+    """The mean of the metric; any number if every seed diverged, as such starts are sorted last anyway."""
     return float(entry["estimates"].get(metric, {"mean": 0.0})["mean"])
 
 
@@ -198,7 +196,7 @@ def _without_ranks(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def together(ranking: Iterable[Mapping[str, Any]], metric: str) -> list[int]:
-    """Trials behind the first whose interval meets the first's: these seeds do not separate them for sure."""
+    """The trials whose intervals overlap that of the first: these seeds don't clearly separate them from it."""
     first, *others = ranking
     return [
         each["trial"] for each in others if _meet(first["estimates"].get(metric), each["estimates"].get(metric))
@@ -214,7 +212,7 @@ def _meet(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> boo
 
 
 def _copy_whole(source: Path, target: Path) -> None:
-    """Put a copy in the target's place; nothing, where a training wrote no such file."""
+    """Replace the target by a copy of the source; remove the target if there is no source."""
     if not source.exists():
         target.unlink(missing_ok=True)
         return

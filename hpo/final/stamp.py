@@ -1,4 +1,4 @@
-"""Which training a folder of final training is of, so that only that one resumes there."""
+"""Identifies the training of a folder of final training, so that only the same training resumes there."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hpo.study.outcome import finite
 from trainer.checkpoint.files import list_checkpoints
 from trainer.files import replacing
 
-#: The file in a training's folder that says which one it is.
+#: The file in a training's folder that identifies the training.
 STAMP_FILE: Final = "run.json"
 
 
 def final_config(spec: StudySpec, params: Mapping[str, Any], epochs: int | None) -> dict[str, Any]:
     """The whole config of a final training.
 
-    Resolved for its epochs, so that a schedule written as ``${trainer.max_epochs}`` spans them; lengths that the
-    data decides are still without their numbers.
+    It is resolved with these epochs, so that a schedule written as ``${trainer.max_epochs}`` spans them; lengths
+    that depend on the data are still without their numbers.
     """
     length = {} if epochs is None else {"trainer.max_epochs": epochs, "trainer.max_steps": None}
     return spec.resolve({**params, **length})
@@ -34,13 +34,13 @@ def final_config(spec: StudySpec, params: Mapping[str, Any], epochs: int | None)
 def stamp_of(
     spec: StudySpec, stages: Sequence[Stage], epochs: int | None, begun: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """A hash of all that a training's result depends on, machine and packages aside.
+    """A hash of everything that a training's result depends on, except machine and packages.
 
     Args:
         spec: The study file.
-        stages: What is trained with, one after another.
+        stages: The stages of the training, in order.
         epochs: Passes over the data to train; None: as long as ``trainer`` says.
-        begun: The checkpoint that it starts from; None: from scratch.
+        begun: The checkpoint that the training starts from; None: from scratch.
     """
     *lineage, own = stages
     parts = {
@@ -57,14 +57,14 @@ def stamp_of(
 
 
 def clear(folder: Path) -> None:
-    """Remove an earlier training's checkpoints and its stamp: what comes to this folder now is of another run."""
+    """Remove an earlier training's checkpoints and stamp, before another training uses the folder."""
     (folder / STAMP_FILE).unlink(missing_ok=True)
     for file in list_checkpoints([folder / CHECKPOINTS]):
         file.path.unlink()
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file of ours; None where it is not there, or damaged."""
+    """The content of a JSON file; None if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -72,6 +72,6 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file as a whole, None for numbers that are not finite."""
+    """Write a JSON file in one step; numbers that are not finite become null."""
     with replacing(path) as file:
         file.write(json.dumps(finite(data), indent=2, allow_nan=False) + "\n")

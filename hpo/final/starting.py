@@ -1,4 +1,4 @@
-"""What a final training starts from: the base config or a trial, with its checkpoint or from scratch."""
+"""Finds what a final training starts from: the base config or a trial, with its checkpoint or from scratch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer import Trainer
 from trainer.step.optimizers import load_optimizer
 from trainer.step.parts import bare_model
 
-#: Entries of a parameter group that a scheduler moves; final training starts with them as configured.
+#: Entries of a parameter group that a scheduler changes; final training starts with their configured values.
 _SCHEDULED: Final = (
     "lr",
     "initial_lr",
@@ -39,19 +39,18 @@ _SCHEDULED: Final = (
 
 @dataclass(frozen=True)
 class Start:
-    """What final training starts from.
+    """The start of a final training.
 
     Attributes:
         name: For people: ``trial 7`` or ``base config``.
         trial: The trial's number; None for the base config.
-        seed: Seed of the training.
-        params: Parameters over the base config.
+        seed: The seed of the training.
+        params: The parameters, which replace values of the base config.
         checkpoint: The best epoch's checkpoint to start from; None to train from scratch.
-        value: The trial's value in the study, the best so far of one that has not completed; None for the base
-            config.
-        code: Hash of the code that the trial ran under, the latest one; None for the base config.
-        lineage: The trials that it was forked from, one after another, the first one first. From scratch, their
-            parameters are trained with up to where the next one began.
+        value: The trial's value in the study (the best so far, if it is not complete); None for the base config.
+        code: The hash of the latest code that the trial ran under; None for the base config.
+        lineage: The stages of the trials that it was forked from, the first one first. From scratch, the model is
+            trained with each one's parameters up to the epoch where the next one began.
     """
 
     name: str
@@ -65,23 +64,23 @@ class Start:
 
     @property
     def stages(self) -> Sequence[Stage]:
-        """What is trained with, one after another."""
+        """The stages of the training, in order."""
         own = Stage(-1 if self.trial is None else self.trial, self.params, self.seed, None)
         return [own] if self.checkpoint is not None else [*self.lineage, own]
 
     def with_seed(self, seed: int) -> Start:
-        """From scratch, all of it with another seed."""
+        """A copy that trains all stages from scratch with another seed."""
         lineage = [replace(stage, seed=seed) for stage in self.lineage]
         return replace(self, seed=seed, checkpoint=None, lineage=lineage)
 
     @property
     def epoch(self) -> int:
-        """Epochs that are trained already."""
+        """The epochs that are already trained."""
         return 0 if self.checkpoint is None else int(self.checkpoint["state"]["epoch"])
 
     @property
     def progress(self) -> Progress:
-        """What is trained already."""
+        """The progress of the checkpoint; none from scratch."""
         if self.checkpoint is None:
             return NO_PROGRESS
         state = self.checkpoint["state"]
@@ -89,7 +88,7 @@ class Start:
 
 
 def start_of_base(spec: StudySpec) -> Start:
-    """The study file as it is, without a trial."""
+    """The start from the base config, without a trial."""
     return Start("base config", None, spec.seed, {}, None)
 
 
@@ -101,18 +100,18 @@ def start_of_trial(
     accept_code_change: bool = False,
     option: tuple[str, str] | None = None,
 ) -> Start:
-    """A trial's parameters, and its best checkpoint unless ``from_scratch``.
+    """The start from a trial: its parameters, and its best checkpoint unless ``from_scratch``.
 
     Args:
         opened: The study.
         which: ``best`` or a trial's number.
-        from_scratch: Take the parameters only; those of a fork with all that its parents were trained with before.
-        accept_code_change: Take a trial that ran under other code than the code here.
+        from_scratch: Use only the parameters; for a fork, also those that its parents were trained with before.
+        accept_code_change: Accept a trial that ran under other code than the code here.
         option: The option that asked for the trial, and its value; None: ``--trial``.
 
     Raises:
         InputError: The trial ran under other code.
-        StudyError: There is no such trial, its parameters are not of this search space, or it has no readable
+        StudyError: There is no such trial, its parameters are not in this search space, or it has no readable
             checkpoint.
     """
     trial = find_trial(opened, which)
@@ -128,10 +127,10 @@ def start_of_trial(
 
 
 def stages_of(opened: OpenStudy, trials: Sequence[FrozenTrial], trial: FrozenTrial) -> list[Stage]:
-    """What a trial is trained with from scratch, one after another; `trials` are all of the storage.
+    """The stages of a trial that is trained from scratch; `trials` are all trials of the study in the storage.
 
     Raises:
-        StudyError: A trial of its lineage is not there, or has parameters that are not of this search space.
+        StudyError: A trial of its lineage is missing, or has parameters that are not in this search space.
     """
     try:
         stages = lineage_of(trials, trial, opened.trial_seed)
@@ -154,15 +153,15 @@ def _refuse_other_code(spec: StudySpec, number: int, code: str | None, option: t
 
 
 def start_from(trainer: Trainer, checkpoint: dict[str, Any], *, of: str) -> None:
-    """Take weights, optimizer state and history of a checkpoint; learning rate and schedule are as freshly built.
+    """Load a checkpoint's weights, optimizer state and history; learning rate and schedule stay as newly built.
 
     Args:
-        trainer: A new one.
-        checkpoint: Of a trial's epoch.
-        of: Which trial's, for people.
+        trainer: A new trainer.
+        checkpoint: The checkpoint of a trial's epoch.
+        of: The trial's name for people.
 
     Raises:
-        StudyError: It is of another model or optimizer.
+        StudyError: The checkpoint is of another model or optimizer.
     """
     fresh = [dict(group) for group in trainer.optimizer.param_groups]
     try:
@@ -174,13 +173,13 @@ def start_from(trainer: Trainer, checkpoint: dict[str, Any], *, of: str) -> None
             f"the checkpoint of {of} does not fit the model and optimizer here: {error}\n"
             "  fix: undo what has changed since the trial ran, or train it anew with `--from-scratch`"
         ) from error
-    # The trial's batches may have been cut; here they are whole. What a callback had set of them is as built, too.
+    # The trial's batches may have been split; here they are whole, with the configured size.
     state = {**state_in_parts(checkpoint, 1), "stop_reason": None, "batch_size": None}
     trainer.state.load_state_dict(state)
 
 
 def _as_built(optimizer: Optimizer, fresh: list[dict[str, Any]]) -> None:
-    """Give loaded groups what a scheduler moves as it was built; refuse those of another optimizer."""
+    """Reset the entries that a scheduler changes to their built values; refuse groups of another optimizer."""
     for group, built in zip(optimizer.param_groups, fresh, strict=True):
         if missing := optimizer.defaults.keys() - group.keys() - {*_SCHEDULED}:
             raise ValueError(f"the optimizer was another one, without {', '.join(sorted(missing))}")

@@ -1,4 +1,4 @@
-"""Final training: on from a trial's best checkpoint, or anew with its parameters."""
+"""Final training: continues from a trial's best checkpoint, or trains its parameters from scratch."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def train_final(
 ) -> dict[str, Any]:
     """Train, keep the best epoch, and write ``final/`` in the output folder.
 
-    A training that was interrupted there resumes from its newest checkpoint, if it is the one that is asked for;
-    one that has come to its end is trained anew.
+    An interrupted training there resumes from its newest checkpoint, if it is the same training; a finished one is
+    trained again.
 
     Args:
         builder: Builds the trainer.
-        start: What to start from.
+        start: The start of the training.
         epochs: Passes over the data to train; None: as long as ``trainer`` says.
-        device: Where to train; with peers the first of the devices.
+        device: The device; with peers, the first of the devices.
         peers: The other processes of a training on several devices; None: it has one.
 
     Returns:
@@ -66,7 +66,7 @@ def train_final(
     try:
         result = train_at(builder, start, place, epochs=epochs, device=device, peers=peers)
     except DivergedError:
-        file.unlink()  # it would diverge again
+        file.unlink()  # a resumed run would diverge again
         raise
     file.unlink()
     return result
@@ -81,14 +81,14 @@ def train_at(
     device: torch.device,
     peers: Peers | None = None,
 ) -> dict[str, Any]:
-    """Train in a folder, and keep the best epoch there; on from the folder's newest checkpoint if it has one.
+    """Train in a folder, and keep the best epoch there; resumes from the folder's newest checkpoint if it has one.
 
     Args:
         builder: Builds the trainer.
-        start: What to start from.
-        place: The folder, and the run's name; `final_config` with a seed is what it must be of.
-        epochs: See `train_final`, as for what is returned.
-        device: Where to train.
+        start: The start of the training.
+        place: The folder and the run's name; checkpoints in the folder must be of the same training.
+        epochs: See `train_final`; also for the result.
+        device: The device.
         peers: See `train_final`.
 
     Raises:
@@ -103,11 +103,11 @@ def train_at(
 
 @dataclass(frozen=True)
 class _Part:
-    """What a peer does in a final training: all but writing.
+    """A peer's part of a final training: everything but writing.
 
     Attributes:
-        start: What to start from.
-        place: Where rank 0 writes.
+        start: The start of the training.
+        place: The place where rank 0 writes.
         epochs: Passes over the data.
     """
 
@@ -116,21 +116,21 @@ class _Part:
     epochs: int | None
 
     def __call__(self, builder: Builder, seat: Seat) -> None:
-        """Train, and evaluate."""
+        """Train and evaluate."""
         own = replace(self.place, folder=seat.folder)
         _trained(builder, self.start, self.place, own, self.epochs, seat.device, seat.ready)
 
 
 @dataclass(frozen=True)
 class _Trained:
-    """What a final training has come to.
+    """The result of a final training.
 
     Attributes:
-        trainer: With the weights of the best epoch.
-        config: The last stage's.
-        epoch: The best one.
-        metrics: Those of its weights on validation and test data, and what is optimised.
-        weights: They themselves, whole.
+        trainer: The trainer, with the weights of the best epoch.
+        config: The config of the last stage.
+        epoch: The best epoch.
+        metrics: The metrics of its weights on validation and test data, and the metrics that are optimised.
+        weights: Its weights, unsharded.
     """
 
     trainer: Trainer
@@ -153,11 +153,11 @@ def _trained(
 
     Args:
         builder: Builds the trainer.
-        start: What to start from.
-        place: Where rank 0 writes, whose checkpoints all resume from.
-        own: Where this process writes.
+        start: The start of the training.
+        place: The place where rank 0 writes; all processes resume from its checkpoints.
+        own: The place where this process writes.
         epochs: See `train_final`.
-        device: Where to train.
+        device: The device.
         ready: Called before the first fit.
     """
     begun = newest_checkpoint([place.checkpoints], device)
@@ -175,9 +175,9 @@ def _trained(
             for line in _plan(builder, stage, config, trainer):
                 print(line, flush=True)
             ready()
-            begun = None  # so that its tensors are free before training
+            begun = None  # frees its tensors before training
             trainer.fit(data["train"], data["val"])
-            if until is None or trainer.state.epoch < until:  # else the next trial of the lineage takes over
+            if until is None or trainer.state.epoch < until:  # else the next stage follows
                 break
             begun = newest_checkpoint([place.checkpoints], device)
         before = until
@@ -200,11 +200,11 @@ def _trainer(
 def _load(
     trainer: Trainer, start: Start, begun: tuple[CheckpointFile, dict[str, Any]] | None, before: int
 ) -> None:
-    """Bring a trainer to where the training is: from its folder, or from the trial that it starts from.
+    """Load a trainer's state from the training's folder, or from the trial that it starts from.
 
     Args:
-        trainer: The stage's, new.
-        start: What the training starts from.
+        trainer: The new trainer of the stage.
+        start: The start of the training.
         begun: The newest checkpoint of the folder.
         before: The epoch after which the stage begins; 0 for the first.
 
@@ -216,7 +216,7 @@ def _load(
             start_from(trainer, start.checkpoint, of=start.name)
     elif before and begun[0].progress == (before, 0):
         trainer.load_state_dict(begun[1], fork=True)
-        trainer.state.inherited = 0  # all of it is one training: its best epoch may be any
+        trainer.state.inherited = 0  # all stages are one training, of which any epoch may be the best
     else:
         trainer.load_state_dict(begun[1])
 
@@ -236,7 +236,7 @@ class _Until(Callback):
         self._epoch = epoch
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Stop there; any other reason to end stands above it."""
+        """Stop after that epoch, unless there is another reason to stop."""
         if trainer.state.epoch >= self._epoch:
             trainer.state.stop(PAUSED)
 
@@ -244,7 +244,7 @@ class _Until(Callback):
 def _evaluated(
     spec: StudySpec, trainer: Trainer, start: Start, place: RunPlace, data: Mapping[str, Any]
 ) -> tuple[int, Mapping[str, float], Mapping[str, torch.Tensor]]:
-    """The best epoch, whose weights the trainer has afterwards, their metrics, and the weights."""
+    """The best epoch, its metrics and its weights, which the trainer has afterwards."""
     history = trainer.state.history
     epoch = best_epoch(history, spec.study.metric, spec.study.mode, after=trainer.state.inherited)
     if epoch is None:
@@ -262,11 +262,11 @@ def _evaluated(
     metrics = trainer.validate(data["val"])
     if "test" in data:
         metrics |= trainer.test(data["test"])
-    # What is optimised may be a callback's metric, which only its epoch has.
+    # The study's metric may be a callback's, which is only recorded in its epoch.
     recorded = {name: value for name, value in history[epoch - 1].items() if name in spec.study.goals}
     metrics = {**recorded, **metrics}
     own = bare_model(trainer.model).state_dict()
-    # A split model has no whole weights of its own.
+    # A sharded model has no whole weights in one process.
     return epoch, metrics, best["model"] if any(map(is_sharded, own.values())) else own
 
 

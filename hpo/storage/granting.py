@@ -38,7 +38,7 @@ class GrantingStorage(LeasedStorage):
 
     @contextlib.contextmanager
     def granting(self, grant: Grant | None) -> Iterator[None]:
-        """Store a grant with the trial that is taken inside; with a waiting one only if it has none or this cuts it.
+        """Store a grant with the trial taken inside; with a waiting trial only if it has none, or this cuts it.
 
         The method that takes the trial raises OldGrantError, and takes nothing, if the grant is not the study's
         next.

@@ -1,4 +1,4 @@
-"""Which trials a process holds: their leases, as its storage knows them, and the check that a write needs one."""
+"""The part of the storage that knows which leases this process holds, and refuses writes without a lease."""
 
 import os
 import time
@@ -25,8 +25,8 @@ class Held:
 
     Attributes:
         attempt: The attempt at the trial.
-        since: When it was taken, by the monotonic clock.
-        outcome: What has been stored as the trial's outcome; None: nothing yet.
+        since: The monotonic clock when it was taken.
+        outcome: The outcome that has been stored for the trial; None: none yet.
     """
 
     attempt: int
@@ -35,21 +35,21 @@ class Held:
 
     @property
     def seconds(self) -> float:
-        """How long it has been held."""
+        """Seconds for which it has been held."""
         return time.monotonic() - self.since
 
 
 class LeasedStorage(ReadingStorage):
-    """Optuna's storage in the hands of an owner of trials.
+    """Optuna's storage with leases: an owner writes only to trials whose lease it holds.
 
     Args:
         url: A normalised URL (`hpo.storage.engines.normalize_url`) of a database that has the schema.
-        owner: The process on whose behalf trials are run; None for one that runs none.
+        owner: The process on whose behalf trials are run; None for a storage that runs none.
 
     Attributes:
         process: Id of the process that runs the owner's trials.
-        owners: In whose name a trial is resumed in place of the owner's, by the id of the trial.
-        excused_s: How many seconds the latest trial was held that do not count as its.
+        owners: By trial id, the owner in whose name a trial is taken or resumed, instead of ``owner``.
+        excused_s: Returns how many seconds of the current lease do not count as the trial's.
     """
 
     def __init__(self, url: str, owner: Owner | None) -> None:
@@ -63,7 +63,7 @@ class LeasedStorage(ReadingStorage):
 
     @property
     def owner(self) -> Owner | None:
-        """On whose behalf trials are run; set by the process that runs them, and only that one may write."""
+        """On whose behalf trials are run. The process that sets it runs them, and only that one may write."""
         return self._owner
 
     @owner.setter
@@ -92,16 +92,16 @@ class LeasedStorage(ReadingStorage):
         return None if held is None else held.attempt
 
     def forget(self, trial_id: int) -> None:
-        """Give up a trial whose lease is lost: no more beats, and reads of it work again."""
+        """Forget the lease of a trial, if it is lost, say: no more beats for it, and reads of it work again."""
         self._held.pop(trial_id, None)
-        self._untouched.pop(trial_id, None)  # another process may have written to it
+        self._untouched.pop(trial_id, None)  # another process may have written to the trial
 
     def keep_untouched(self, trial: FrozenTrial) -> None:
-        """Give the next reader of a held trial this copy of it, if nothing of it has been written until then."""
+        """Let the next read of a held trial return this copy, unless this storage writes to a trial before."""
         self._untouched = {id_of_trial(trial): trial}
 
     def _fence(self, conn: ledger.Executor, trial_id: int) -> None:
-        """Check, and lock until the transaction's end, that the trial is this storage's to write."""
+        """Check that this storage may write to the trial, and lock its lease until the transaction's end."""
         if self.owner is None:
             return
         attempt = self._attempt(trial_id)
@@ -109,13 +109,13 @@ class LeasedStorage(ReadingStorage):
             query = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id)
             state = cast("TrialState | None", conn.execute(query).scalar())
             if state is None or state.is_finished():
-                return  # Optuna refuses the write itself
+                return  # Optuna itself refuses the write
         elif ledger.holds(conn, trial_id, attempt):
             return
         raise lease_lost(trial_id)
 
     def _explain_refusal(self, trial_id: int) -> None:
-        """Raise what forbids writing to a trial; nothing does if a row was there already and was to stay."""
+        """Raise the error that explains why a write was refused; none if it only left an existing row as it is."""
         with self.transaction() as session:
             self._fence(session, trial_id)
             trial = models.TrialModel.find_or_raise_by_id(trial_id, session)
@@ -123,15 +123,15 @@ class LeasedStorage(ReadingStorage):
 
     def hold(self, lease: ledger.Lease) -> None:
         """Take over a lease that was taken in this process's name."""
-        self._untouched.clear()  # it may be of an attempt before, from before this process was forked
+        self._untouched.clear()  # a copy may be from an earlier attempt, read before this process was forked
         self._hold(*lease)
 
     @patient
     def hand_over(self, trial_id: int) -> None:
-        """Store the owner, as it is now, as who holds a held trial: whoever was to train it has died before.
+        """Store the current owner as the holder of a held trial: the process that was to train it has died.
 
         Raises:
-            LeaseLostError: Another attempt has it.
+            LeaseLostError: Another attempt has the trial.
         """
         assert self.owner is not None
         with self.transaction() as session:
@@ -143,10 +143,10 @@ class LeasedStorage(ReadingStorage):
 
     @patient
     def forget_reports(self, trial_id: int, after: int) -> None:
-        """Delete what a held trial has reported beyond a step.
+        """Delete what a held trial has reported after a step.
 
         Raises:
-            LeaseLostError: Another attempt has it.
+            LeaseLostError: Another attempt has the trial.
         """
         with self.transaction() as session:
             self._fence(session, trial_id)
@@ -159,25 +159,25 @@ class LeasedStorage(ReadingStorage):
             return ledger.attempts_of_trial(conn, trial_id)
 
     def held_for(self, trial_id: int) -> float:
-        """Seconds since a trial was taken that this storage holds; LeaseLostError if it doesn't."""
+        """Seconds since this storage took a trial; LeaseLostError if it doesn't hold the trial."""
         return self._lease_of(trial_id).seconds
 
     def _took(self, held: Held) -> float:
-        """Seconds that count as those of an attempt."""
+        """Seconds that count as the attempt's duration."""
         return held.seconds - self.excused_s()
 
     def beat(self) -> list[ledger.Lease]:
-        """Record that the owner of all held trials lives, in one transaction; the leases that are lost."""
+        """Beat for all held trials in one transaction; returns the leases that are lost."""
         leases = list(self._held.items())
         held = [beats.Beat(ledger.Lease(trial_id, each.attempt), self._took(each)) for trial_id, each in leases]
         if not held:
             return []
         with self._writing(), self.engine.begin() as conn:
             lost = beats.give(conn, held)
-        # A trial that has been finished meanwhile is not held any more.
+        # A trial that has been finished in the meantime is no longer held.
         return [lease for lease in lost if self._attempt(lease.trial_id) == lease.attempt]
 
 
 def lease_lost(trial_id: int) -> LeaseLostError:
-    """The error of who does not hold a trial."""
+    """The error of a write or read by a process that does not hold the trial."""
     return LeaseLostError(f"trial {trial_id} (database id) isn't held by this worker: nothing is stored for it")

@@ -1,13 +1,12 @@
-"""Who works on which trial: leases and attempts, in a table beside Optuna's.
+"""The ledger: who works on which trial, as leases and attempts in a table beside Optuna's.
 
 Every time a trial becomes RUNNING under an owner, one row is added to ``hpo_attempts``, in the transaction that
 changes the trial's state. The row is the trial's *lease* as long as ``ended_at`` is null; at most one row of a
 trial is open, and it has the highest attempt number (`claim` closes what an older owner left open).
 
-All functions take a SQLAlchemy connection or session and leave the commit to the caller. Times are seconds
-since the epoch by the caller's clock, so they mean the same in every database. How long an attempt took is
-measured on its owner's machine, by a clock that is never set, and stored with each beat (`hpo.storage.beats`):
-limits go by that.
+All functions take a SQLAlchemy connection or session and leave the commit to the caller. Times are seconds since
+the epoch by the caller's clock, so they mean the same in every database. The duration of an attempt is measured on
+its owner's machine, by a monotonic clock, and stored with each beat (`hpo.storage.beats`): time limits use that.
 """
 
 import os
@@ -69,15 +68,15 @@ class Owner:
     """The process that runs trials, described so that others can see whether it still lives.
 
     Attributes:
-        host: Name of the machine; with the PID namespace where the process has one of its own, for no one
-            outside can look into it.
-        boot_id: Identifies the machine's boot; empty where the system has none.
+        host: Name of the machine. If the process has a PID namespace of its own, the name contains it, because
+            processes outside can't look into the namespace.
+        boot_id: Identifies the machine's boot; empty if the system has no such id.
         pid: Process id.
         start_time: When the process started, in the system's own unit (see `process_start`).
         worker: Label of the worker, for people.
         device: Device that the worker trains on, for people.
-        code: Hash of the study's code that it runs (`hpo.config.code`); empty where it runs none.
-        agent: Id of the worker's agent (`hpo.storage.agents`); 0 where it has none.
+        code: Hash of the study's code that it runs (`hpo.config.code`); empty if it runs none.
+        agent: Id of the worker's agent (`hpo.storage.agents`); 0 if it has none.
     """
 
     host: str
@@ -97,16 +96,16 @@ class Owner:
         return owner.in_process(os.getpid())
 
     def in_process(self, pid: int) -> Self:
-        """The same worker, with the same code, as another process of this machine: this one, or a fork of it."""
+        """The same worker and code in another process of this machine: the current one, or a fork of it."""
         start = machine.process_start(pid)
         return replace(self, pid=pid, start_time=machine.HIDDEN if start is None else start)
 
 
 class Attempt(NamedTuple):
-    """One row of the ledger; see `Owner` for the first fields' meaning.
+    """One row of the ledger; see `Owner` for the meaning of the owner's fields.
 
-    ``seconds`` is how long the attempt took; of one that runs or was lost, until its last beat. A time in which it
-    could not advance (its agent was stopped, the database away) is left out.
+    ``seconds`` is how long the attempt took, or, if it runs or was lost, how long it had taken at its last beat.
+    Time in which it could not advance (its agent was stopped, the database away) is left out.
     """
 
     trial_id: int
@@ -146,7 +145,7 @@ class RunningTrial(NamedTuple):
     lease: Attempt | None
 
 
-# Statements of the hot path are built once: that costs more than to execute them.
+# Statements of the hot path are built once, because building one costs more than executing it.
 _LAST = sa.select(sa.func.max(ATTEMPTS.c.attempt), sa.func.count() - sa.func.count(ATTEMPTS.c.ended_at)).where(
     ATTEMPTS.c.trial_id == sa.bindparam("trial", type_=sa.Integer)
 )
@@ -200,7 +199,7 @@ def holds(conn: Executor, trial_id: int, attempt: int) -> bool:
 
 
 def is_held_by(conn: Executor, trial_id: int, attempt: int, owner: Owner) -> bool:
-    """Whether ``attempt`` is the trial's lease, and this process's."""
+    """Whether ``attempt`` is the trial's lease, and the process of ``owner`` holds it."""
     query = sa.select(ATTEMPTS.c.attempt).where(
         _IS_LEASE,
         ATTEMPTS.c.host == owner.host,
@@ -212,7 +211,7 @@ def is_held_by(conn: Executor, trial_id: int, attempt: int, owner: Owner) -> boo
 
 
 def hand_over(conn: Executor, trial_id: int, attempt: int, owner: Owner) -> bool:
-    """Let another process of an owner have its lease; False if the attempt is not the trial's lease."""
+    """Give a lease to another process of its owner; False if the attempt is not the trial's lease."""
     process = {"pid": owner.pid, "start_time": owner.start_time}
     return (
         changed_rows(
@@ -239,13 +238,13 @@ def end(
     *,
     seconds: float | None = None,
 ) -> bool:
-    """End an attempt that took so many seconds (None: until its last beat); False if it had ended already."""
+    """End an attempt that took ``seconds`` (None: as of its last beat); False if it had ended already."""
     how = {"now": time.time(), "how": outcome, "why": reason, "took": seconds}
     return changed_rows(conn, _END, {"trial": trial_id, "number": attempt} | how) == 1
 
 
 def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
-    """End the open attempt of the trial, if any, of any owner."""
+    """End the open attempt of a trial, if there is one, whoever the owner is."""
     conn.execute(
         sa.update(ATTEMPTS)
         .where(ATTEMPTS.c.trial_id == trial_id, ATTEMPTS.c.ended_at.is_(None))
@@ -254,12 +253,12 @@ def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
 
 
 def changed_rows(conn: Executor, statement: sa.Update, parameters: Mapping[str, Any]) -> int:
-    """Execute a change; how many rows it has changed."""
+    """Execute an update; returns how many rows it has changed."""
     return cast("sa.CursorResult[tuple[object, ...]]", conn.execute(statement, parameters)).rowcount
 
 
 def lock_unchanged(conn: Executor, lease: Attempt) -> bool:
-    """Lock an attempt that was read before; False if its owner has beaten or it has ended since."""
+    """Lock an attempt that was read before; False if its owner has beaten since, or it has ended."""
     unchanged = _LOCK.where(ATTEMPTS.c.beat_at == lease.beat_at)
     return conn.execute(unchanged, {"trial": lease.trial_id, "number": lease.attempt}).first() is not None
 
@@ -272,7 +271,7 @@ def attempts(conn: Executor, study_id: int, *, after: int = -1) -> list[Attempt]
 
 
 def attempts_by_trial(conn: Executor, study_id: int, *, after: int = -1) -> defaultdict[int, list[Attempt]]:
-    """As `attempts`, by trial; an empty list of one that has had none."""
+    """As `attempts`, by trial; an empty list for a trial that has had none."""
     found: defaultdict[int, list[Attempt]] = defaultdict(list)
     for attempt in attempts(conn, study_id, after=after):
         found[attempt.trial_id].append(attempt)
@@ -284,12 +283,12 @@ def attempts_of_trial(conn: Executor, trial_id: int) -> list[Attempt]:
     return _read(conn, sa.select(ATTEMPTS).where(ATTEMPTS.c.trial_id == trial_id))
 
 
-#: Of more trials than so many, all of their study are asked for.
+#: For more trials than this, all trials of their study are queried.
 _MANY: Final = 2_000
 
 
 def lasted(conn: Executor, trial_ids: Sequence[int]) -> dict[int, dict[int, tuple[float, float]]]:
-    """What each attempt at some trials took until its last beat, and when that was, by trial and attempt."""
+    """By trial and attempt: the seconds that the attempt had taken at its last beat, and the time of that beat."""
     columns = (ATTEMPTS.c.trial_id, ATTEMPTS.c.attempt, ATTEMPTS.c.seconds, ATTEMPTS.c.beat_at)
     found: dict[int, dict[int, tuple[float, float]]] = {}
     for chunk in in_chunks(trial_ids):
@@ -300,7 +299,7 @@ def lasted(conn: Executor, trial_ids: Sequence[int]) -> dict[int, dict[int, tupl
 
 
 def seconds_of(conn: Executor, study_id: int, trial_ids: Sequence[int]) -> dict[int, float]:
-    """What all attempts at some of a study's trials took together, by trial; of those that had one."""
+    """By trial, the seconds that all its attempts took together; trials without an attempt may be missing."""
     query = sa.select(ATTEMPTS.c.trial_id, sa.func.sum(ATTEMPTS.c.seconds)).group_by(ATTEMPTS.c.trial_id)
     if len(trial_ids) <= _MANY:
         queries = [query.where(ATTEMPTS.c.trial_id.in_(chunk)) for chunk in in_chunks(trial_ids)]
@@ -317,7 +316,7 @@ def _read(conn: Executor, query: sa.Select[tuple[object, ...]]) -> list[Attempt]
 
 
 def running_trials(conn: Executor, study_id: int) -> list[RunningTrial]:
-    """The study's RUNNING trials with their leases, by number; paused ones run not."""
+    """The study's RUNNING trials with their leases, by number; without the paused ones."""
     join = sa.and_(ATTEMPTS.c.trial_id == TRIALS.c.trial_id, ATTEMPTS.c.ended_at.is_(None))
     query = (
         sa.select(TRIALS.c.trial_id, TRIALS.c.number, ATTEMPTS)
@@ -356,7 +355,7 @@ def is_paused(conn: Executor, trial_id: int) -> bool:
 
 
 def forget_trials(conn: Executor, trial_ids: Sequence[int]) -> None:
-    """Delete the attempts of trials that are about to go."""
+    """Delete the attempts of trials that are about to be deleted."""
     conn.execute(sa.delete(ATTEMPTS).where(ATTEMPTS.c.trial_id.in_(trial_ids)))
 
 
@@ -364,5 +363,5 @@ _FORGET = sa.delete(ATTEMPTS).where(ATTEMPTS.c.trial_id == sa.bindparam("trial",
 
 
 def forget_trial(conn: Executor, trial_id: int) -> None:
-    """Delete the attempts of a trial that had a new trial's id before it."""
+    """Delete the attempts of a deleted trial whose id a new trial has got."""
     conn.execute(_FORGET, {"trial": trial_id})

@@ -1,4 +1,4 @@
-"""Forks: trials that began with a checkpoint of another trial, and the epochs that are not their own."""
+"""Forks: trials that began from a checkpoint of another trial, and the epochs that they inherited."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Forked(TypedDict):
     """Where a fork began; stored with its first grant.
 
     Attributes:
-        parent: The trial that it began from.
-        epoch: Epochs that this one had finished there.
-        replaces: The trial in whose place it stands; None: no trial's.
+        parent: Number of the trial from whose checkpoint it began.
+        epoch: Epochs that the parent had finished in that checkpoint.
+        replaces: Number of the trial that it replaces; None: it replaces none.
     """
 
     parent: int
@@ -25,35 +25,35 @@ class Forked(TypedDict):
 
 
 def forked_from(trial: FrozenTrial | Trial) -> Forked | None:
-    """Where a trial began that is a fork; None for any other."""
+    """Where a fork began; None for a trial that is no fork."""
     return cast(
         "Forked | None", (known_of(trial) if isinstance(trial, Trial) else trial).user_attrs.get(FORK_ATTR)
     )
 
 
 def inherited_epochs(trial: FrozenTrial | Trial) -> int:
-    """Epochs at the beginning of a trial that its parent has trained; it has reported no values of them."""
+    """Epochs at the beginning of a trial that its parent has trained; the trial itself has not reported them."""
     fork = forked_from(trial)
     return 0 if fork is None else fork["epoch"]
 
 
 def epochs_reached(trial: FrozenTrial) -> int:
-    """Epochs that a trial has behind it, as far as they were reported, those of its parent included.
+    """Epochs that a trial has finished, as far as they were reported, including those of its parent.
 
-    None of a result that it took over: the curve is that of the trial which trained.
+    0 for a trial that took over another one's result: the curve is that of the trial which trained.
     """
     if SAME_AS_ATTR in trial.user_attrs:
         return 0
-    last = trial.last_step  # found anew each time
+    last = trial.last_step  # read once: Optuna searches for it at each access
     return inherited_epochs(trial) if last is None else last
 
 
 def epochs_trained(trial: FrozenTrial) -> int:
-    """Epochs that a trial has trained itself, as far as they were reported; none of a result that it took over."""
+    """Epochs that a trial has trained itself and reported; 0 if it took over another one's result."""
     last = trial.last_step
     return 0 if last is None or SAME_AS_ATTR in trial.user_attrs else last - inherited_epochs(trial)
 
 
 def trained_as(trial: FrozenTrial) -> int:
-    """The trial whose training gave this one its result: itself, or one of the same parameters."""
+    """Number of the trial whose training gave this one its result: itself, or one with the same parameters."""
     return int(trial.user_attrs.get(SAME_AS_ATTR, trial.number))

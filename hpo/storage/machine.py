@@ -1,8 +1,8 @@
-"""Which machine this is, and whether a process lives: what a ledger's row says of its owner, and others ask.
+"""Identifies this machine, and finds out whether a process lives: used for the owners of leases, and for agents.
 
-A machine's name is not its identity: two may both be called ``localhost``, a cloned image brings its machine id
-along, containers of one machine share its boot, and a process can be seen from its own PID namespace only. So a
-process is looked up only where name, boot and namespace are this process's own; of any other one nothing is known.
+A machine's name is not its identity: two may both be called ``localhost``, a cloned image has the same machine id,
+containers share their machine's boot id, and a process is visible only in its own PID namespace. So a process is
+looked up only if its machine's name, boot and namespace are those of this process; nothing is known about others.
 """
 
 import functools
@@ -15,9 +15,9 @@ from typing import Final
 import psutil
 
 _INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"  # the kernel's constant for the namespace of the machine itself
-#: The start of a process that its system does not show.
+#: Stands for the start time of a process that the system does not show.
 HIDDEN: Final = 0.0
-_CLOCK_STEPS: Final = 10.0  # seconds by which a process's start may seem to move where it is reported by the clock
+_CLOCK_STEPS: Final = 10.0  # seconds by which a start time taken from the clock may shift when the clock is set
 _HAS_PROC: Final = Path("/proc/self/stat").exists()
 
 
@@ -34,12 +34,12 @@ def host_name() -> str:
 
 @functools.cache
 def boot_id() -> str:
-    """Identifier of this machine's boot; where the system has none, its network card's address, or nothing."""
+    """Id of this machine's boot; if the system has none, the address of its network card, or an empty text."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         node = uuid.getnode()
-        return "" if node >> 40 & 1 else f"{node:012x}"  # that bit: there was no card, and the number is random
+        return "" if node >> 40 & 1 else f"{node:012x}"  # with this bit the number is random: there is no card
 
 
 def here() -> tuple[str, str]:
@@ -49,15 +49,15 @@ def here() -> tuple[str, str]:
 
 @functools.cache
 def _proc_is_ours() -> bool:
-    """Whether `/proc` shows this process's PID namespace, and not the one around it."""
+    """Whether `/proc` shows this process's PID namespace, and not an outer one."""
     return Path("/proc/self").readlink() == Path(str(os.getpid()))
 
 
 def process_start(pid: int) -> float | None:
-    """When a process started, or None for a process that is gone or a zombie; ``HIDDEN`` where that is not shown.
+    """When a process started; None for one that is gone or a zombie, ``HIDDEN`` if the system does not show it.
 
-    On Linux in clock ticks since boot, which no change of the clock moves (`psutil` adds the boot time, which
-    such a change does move); elsewhere in seconds since the epoch.
+    On Linux in clock ticks since boot, which setting the clock does not shift (`psutil` adds the boot time, which
+    is shifted); elsewhere in seconds since the epoch.
     """
     if not _HAS_PROC:
         return _process_start_without_proc(pid)
@@ -81,11 +81,11 @@ def _process_start_without_proc(pid: int) -> float | None:
 
 
 def is_alive(host: str, boot: str, pid: int, start: float) -> bool | None:
-    """Whether a process still runs; None where that can't be known here.
+    """Whether a process still runs; None if that can't be known here.
 
-    It is known of this boot's processes that this one sees. Another boot may be an earlier one of this machine, or
-    another machine of the same name. A stopped process (SIGSTOP) lives. One that is gone or a zombie, and one
-    whose id belongs to another process by now, do not.
+    It is known only for processes of this boot that this process can see. Another boot may be an earlier one of
+    this machine, or that of another machine of the same name. A stopped process (SIGSTOP) lives. A process that is
+    gone or a zombie, or whose id belongs to another process by now, does not.
     """
     if (host, boot) != here() or start == HIDDEN:
         return None

@@ -1,7 +1,7 @@
-"""Text on MariaDB and MySQL as on every other database: told apart by each letter, and of any length.
+"""Makes text columns on MariaDB and MySQL behave as on other databases: compared exactly, and of any length.
 
-The server's usual collation takes "lr" and "LR" for one, or "lr" and "lr " with a space: two studies of such names
-were one study, and of two such parameters the second was not stored. Its TEXT ends at 65,535 bytes.
+With the server's usual collation "lr" equals "LR", and "lr" equals "lr " with a space: two studies with such names
+would be one study, and of two such parameters the second would not be stored. Its TEXT holds at most 65,535 bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WRONG: Final = sa.text(
 
 
 def tables_of_other_text(conn: sa.Connection) -> list[sa.Table]:
-    """Tables, Optuna's and ours, whose text is short or not told apart by each letter; none on other servers."""
+    """Tables, Optuna's and ours, whose text is limited or not compared exactly; none on other databases."""
     if conn.dialect.name != "mysql":
         return []
     wrong = set(conn.execute(_WRONG, {"collation": _collation(conn)}).scalars())
@@ -31,7 +31,7 @@ def tables_of_other_text(conn: sa.Connection) -> list[sa.Table]:
 
 
 def convert_text(conn: sa.Connection) -> None:
-    """Mend the tables that `tables_of_other_text` finds; what is stored in them stays."""
+    """Convert the tables that `tables_of_other_text` finds; their content stays."""
     for table in tables_of_other_text(conn):
         to = f"CONVERT TO CHARACTER SET utf8mb4 COLLATE {_collation(conn)}"
         conn.execute(sa.text(f"ALTER TABLE {table.name} {', '.join([to, *_widened(table)])}"))
@@ -44,5 +44,5 @@ def _widened(table: sa.Table) -> Iterator[str]:
 
 
 def _collation(conn: sa.Connection) -> str:
-    """The collation that compares by code points, and spaces at the end, too."""
+    """The collation that compares by code points, including spaces at the end."""
     return "utf8mb4_nopad_bin" if getattr(conn.dialect, "is_mariadb", False) else "utf8mb4_0900_bin"

@@ -1,4 +1,4 @@
-"""Rows of new trials: added with content, or running from now on; and whether a try has added one after all."""
+"""Rows of new trials: inserts them, and finds out whether an earlier try has inserted one after all."""
 
 import copy
 import json
@@ -14,9 +14,9 @@ from hpo.storage.optuna_private import PARAMS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_AT
 
 
 def marked(template: FrozenTrial, *, budgeted: bool) -> FrozenTrial:
-    """The template of a new trial with the mark that it should have.
+    """The template of a new trial, with the mark of an imported trial if it should have it, and without it if not.
 
-    Only a budgeted study's imports are marked: elsewhere a trial is stored exactly as it was given.
+    Only imports into a study with a budget are marked: elsewhere a trial is stored exactly as it was given.
     """
     imported = budgeted and template.state.is_finished()
     if imported == (IMPORTED_ATTR in template.system_attrs):
@@ -31,7 +31,7 @@ def insert_running(session: orm.Session, study_id: int, number: int) -> models.T
     """Add a trial without parameters that runs from now on, in one statement.
 
     Returns:
-        Its row; the session knows nothing of it.
+        Its row, which the session does not know.
     """
     trial = models.TrialModel(
         number=number, study_id=study_id, state=TrialState.RUNNING, datetime_start=datetime.now()
@@ -48,7 +48,7 @@ def insert_running(session: orm.Session, study_id: int, number: int) -> models.T
 
 
 def as_shown(row: models.TrialModel) -> FrozenTrial:
-    """A trial without content that runs, as Optuna shows it."""
+    """The FrozenTrial of a running trial that has no content yet."""
     return FrozenTrial(
         trial_id=cast("int", row.trial_id),
         number=cast("int", row.number),
@@ -65,10 +65,10 @@ def as_shown(row: models.TrialModel) -> FrozenTrial:
 
 
 def is_stored_as(session: orm.Session, trial_id: int, study_id: int, template: FrozenTrial | None) -> bool:
-    """Whether a trial is one that was added as this template; None: without content.
+    """Whether a trial is the one that was added with this template; None: without content.
 
-    Its id alone does not tell: a server that has crashed gives out the ids again of rows that were not committed.
-    A worker may have taken by now what was queued, which has content, and have stored more.
+    The id alone does not prove it: a server that has crashed reuses the ids of rows that were not committed. A
+    queued trial, which has content, may have been taken by a worker by now, which may have stored more.
     """
     row = session.get(models.TrialModel, trial_id)
     state = TrialState.RUNNING if template is None else template.state
@@ -85,7 +85,7 @@ def is_stored_as(session: orm.Session, trial_id: int, study_id: int, template: F
 
 
 def _content(template: FrozenTrial | None) -> dict[tuple[sa.Column[Any], sa.Column[Any]], dict[str, Any]]:
-    """What is stored of a template, by the columns that hold its names and its values."""
+    """What is stored of a template, by the columns that hold the names and the values."""
     params, user, system = (
         ({}, {}, {}) if template is None else (_internal(template), template.user_attrs, template.system_attrs)
     )

@@ -1,4 +1,4 @@
-"""Opening a study database: its folder and tables are made where they are missing, and brought up to date."""
+"""Opens a study database; makes its folder and tables if they are missing, and brings them up to date."""
 
 import functools
 from pathlib import Path
@@ -26,17 +26,18 @@ def open_storage(
 
     Args:
         url: ``sqlite:///file``, ``postgresql://…`` or ``mysql://…``.
-        create: Make the database's folder and tables where they are missing; the main process does so before
-            any worker starts.
-        study: The study that tables are made for; None for any.
-        owner: On whose behalf this process runs trials; None for one that doesn't. It waits for a database that
-            is away: the main process has seen it.
+        create: Make the database's folder and tables if they are missing; the main process does so before any
+            worker starts.
+        study: Name of the study for which tables would be made; None for any.
+        owner: On whose behalf this process runs trials; None if it runs none. With an owner it waits for a
+        database
+            that is away, because the main process has already reached it.
         pooler: The folder of a pooler to connect through (`hpo.storage.pooler`); None for none.
 
     Raises:
         InputError: The URL can't be used.
-        StudyError: The database can't be reached, or isn't there and is not to be created.
-        PlainStudyError: The study is there, as another program's, and no table is.
+        StudyError: The database can't be reached, or doesn't exist and ``create`` is False.
+        PlainStudyError: Another program has made the study, and the database has none of our tables.
     """
     parsed = database.normalize_url(url)
     file = database.sqlite_file(parsed)

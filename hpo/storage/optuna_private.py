@@ -1,7 +1,7 @@
-"""All that hpo uses of Optuna's private parts: its tables, ids and base classes under names of ours.
+"""Everything that hpo uses of Optuna's private API: its tables, ids and base classes, under names of ours.
 
-Optuna promises nothing about them, so its version is pinned closely, the contract tests of its own suite hold
-them, and a test refuses their use anywhere else. `StudyStorage` also overrides private methods: ``OVERRIDDEN``.
+Optuna may change these at any time. So its version is pinned closely, its own suite of storage tests is run, and a
+test makes sure that no other module uses them. `StudyStorage` also overrides private methods: see ``OVERRIDDEN``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = [
 
 
 class PreparedStorage(RDBStorage):
-    """Optuna's relational storage on a database that is known to hold its tables, at its version.
+    """Optuna's relational storage, for a database that is known to have its tables at the right version.
 
-    Optuna's own constructor looks for the tables and their version, for which it imports Alembic: a tenth of a
-    second in each command. Whoever makes this one has asked `hpo.storage.schema.tables_of`.
+    Optuna's own constructor checks tables and version, for which it imports Alembic: a tenth of a second in each
+    command. The creator of this object has called `hpo.storage.schema.tables_of` instead.
 
     Args:
         url: The database, with its driver.
@@ -56,11 +56,11 @@ class PreparedStorage(RDBStorage):
 
     @functools.cached_property
     def _version_manager(self) -> Any:  # type: ignore[override]
-        """What Optuna's methods about versions and upgrades use."""
+        """Used by Optuna's methods about versions and upgrades."""
         return _VersionManager(self.url, self.engine, self.scoped_session)
 
 
-#: Private methods of Optuna's storage that ours replaces.
+#: Private methods of Optuna's storage that our storage overrides.
 OVERRIDDEN: Final = frozenset(
     {"_create_new_trial", "_get_best_trial_id", "_get_prepared_new_trial", "_get_trials", "_set_trial_param"}
 )
@@ -75,18 +75,18 @@ TRIAL_SYSTEM_ATTRS: Final = cast("sa.Table", models.TrialSystemAttributeModel.__
 STUDY_DIRECTIONS: Final = cast("sa.Table", models.StudyDirectionModel.__table__)
 STUDY_USER_ATTRS: Final = cast("sa.Table", models.StudyUserAttributeModel.__table__)
 STUDY_SYSTEM_ATTRS: Final = cast("sa.Table", models.StudySystemAttributeModel.__table__)
-#: Under which a trial in the queue has the parameters that it was queued with.
+#: The attribute that holds the parameters with which a trial was queued.
 FIXED_PARAMS_ATTR: Final = "fixed_params"
 
 
 def referring_to(table: sa.Table) -> list[sa.Table]:
-    """Those of Optuna's tables that hold what belongs to the rows of this one."""
+    """Optuna's tables that have a foreign key to this one."""
     every = models.BaseModel.metadata.sorted_tables
     return [each for each in every if any(key.references(table) for key in each.foreign_keys)]
 
 
 def id_of_trial(trial: Trial | FrozenTrial) -> int:
-    """A trial's id, unique in its database; its number is unique only in its study."""
+    """A trial's id, which is unique in its database; its number is unique only in its study."""
     return trial._trial_id
 
 
@@ -101,14 +101,14 @@ def storage_of(study: Study) -> BaseStorage:
 
 
 def all_trials(study: Study) -> list[FrozenTrial]:
-    """Every trial of a study; with Hyperband ``study.get_trials`` shows those of one bracket only."""
+    """Every trial of a study; with Hyperband, ``study.get_trials`` shows only those of one bracket."""
     return study._storage.get_all_trials(study._study_id, deepcopy=False)
 
 
 def showing(study: Study, trials: Sequence[FrozenTrial]) -> Study:
-    """A study that shows these trials, by number, in place of its own; what is stored goes to its own storage.
+    """A study that shows these trials, by number, instead of its own; writes go to its own storage.
 
-    What Hyperband shows a sampler is a part of a study: this shows all of the trials.
+    Hyperband shows a sampler only a part of a study; this one shows all the given trials.
     """
     shown = copy.copy(getattr(study, "_study", study))
     shown._storage = cast("BaseStorage", _Showing(study._storage, study._study_id, trials))
@@ -116,7 +116,7 @@ def showing(study: Study, trials: Sequence[FrozenTrial]) -> Study:
 
 
 class _Showing:
-    """A storage that shows other trials of one study."""
+    """A storage that shows the given trials for one study."""
 
     def __init__(self, storage: BaseStorage, study_id: int, trials: Sequence[FrozenTrial]) -> None:
         self._storage, self._study_id, self._trials = storage, study_id, trials
@@ -134,40 +134,40 @@ class _Showing:
 
 
 def user_attrs_of(study: Study) -> dict[str, Any]:
-    """A study's user attributes, read now; ``study.user_attrs`` copies each of them once more."""
+    """A study's user attributes, read now; ``study.user_attrs`` would copy each of them again."""
     return study._storage.get_study_user_attrs(study._study_id)
 
 
 def known_of(trial: Trial) -> FrozenTrial:
-    """The running trial's own copy of itself, not to be changed: ``trial`` answers with copies of its parts."""
+    """The running trial's own copy of itself, which must not be changed; ``trial`` returns copies of its parts."""
     return trial._cached_frozen_trial
 
 
 def fixed_params(trial: FrozenTrial) -> dict[str, Any]:
-    """The parameters that a trial was queued with; none of one that was not."""
+    """The parameters with which a trial was queued; empty if it was not queued."""
     return trial.system_attrs.get(FIXED_PARAMS_ATTR) or {}
 
 
 def forget_cached_trials(study: Study) -> None:
-    """Let a study read its trials anew for the next trial, as Optuna's ``ask`` does."""
+    """Make a study read its trials again for the next trial, as Optuna's ``ask`` does."""
     study._thread_local.cached_all_trials = None
 
 
 def reports_of(trial: Trial) -> dict[int, float]:
-    """The running trial's own copy of what it has reported, by step: what pruners are shown."""
+    """The running trial's own copy of the values that it has reported, by step; pruners see these."""
     return known_of(trial).intermediate_values
 
 
 def set_user_attr(storage: RDBStorage, session: orm.Session, trial_id: int, key: str, value: Any) -> None:
-    """Set a trial's user attribute in a transaction of the caller's."""
+    """Set a trial's user attribute in the caller's transaction."""
     storage._set_trial_attr_without_commit(session, models.TrialUserAttributeModel, trial_id, key, value)
 
 
 def started_utc(trial: models.TrialModel) -> Any:
-    """What the column of a trial's start holds."""
+    """The value of the database column for a trial's start."""
     return trial._datetime_start_utc
 
 
 def pareto_front(trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
-    """The trials that none other beats in one value without losing in another: the same as Optuna's plots show."""
+    """The trials that no other trial dominates; the same as Optuna's plots show."""
     return _get_pareto_front_trials_by_trials(trials, directions, consider_constraint=False)

@@ -1,13 +1,13 @@
-"""A database that is unreachable for a while: operations wait for it, then continue.
+"""Patience: operations wait for a database that is away for a while, then continue.
 
-A server may be restarted, drop a connection or break off a transaction (deadlock) at any instant. A listener on
-the engine (`tell_outages`) turns such errors into `DatabaseAwayError`, all others stay what they are. Operations
-wrapped with `patient` are tried again until the database is back, or patience ends. An operation is tried again as
-a whole, from its first statement: what is nested in it doesn't wait on its own.
+A server may be restarted, drop a connection or abort a transaction (deadlock) at any instant. A listener on the
+engine (`tell_outages`) turns such errors into `DatabaseAwayError`, and lasting failures into `DatabaseError`.
+Operations wrapped with `patient` are tried again until the database is back or patience ends. An operation is
+tried again as a whole, from its first statement: operations nested in it don't wait on their own.
 
-When a connection breaks while a commit is under way, it may be stored or not. So an operation must find
-out, when it is tried again, what the try before has done (``patience.tries`` is not 0 then), or be harmless to do
-twice.
+If a connection breaks during a commit, the transaction may or may not be stored. So when an operation is tried
+again (``patience.tries`` is then not 0), it must find out what the previous try has done, or be harmless to
+repeat.
 """
 
 from __future__ import annotations
@@ -37,25 +37,27 @@ PATIENCE_SECONDS: Final = 600.0
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 
-#: PostgreSQL: connection trouble, too many of them, shutdown and start-up, a transaction that was idle or took too
-#: long, a server that only reads (after a failover the writing one is reached by another connection).
+#: PostgreSQL error codes for a lost connection: connection trouble, too many connections, shutdown and start-up, a
+#: transaction that was idle or took too long, a read-only server (after a failover a new connection reaches the
+#: one that writes).
 _POSTGRES_LOST = ("08", "53300", "57P0", "25P03", "25P04", "25006")
-#: Serialisation failure, deadlock, a lock waited for too long, a statement cancelled or timed out; a full disk or
-#: too little memory (53).
+#: PostgreSQL error codes for an aborted transaction: serialisation failure, deadlock, a lock waited for too long,
+#: a statement cancelled or timed out, a full disk or too little memory (53).
 _POSTGRES_BROKEN_OFF = ("40001", "40P01", "55P03", "57014", "53")
-#: MySQL and MariaDB: the same. A server that only reads: 1290 (``read_only``), 1792, 1836.
+#: A lost connection on MySQL and MariaDB. A read-only server: 1290 (``read_only``), 1792, 1836.
 _MYSQL_LOST = frozenset({1040, 1053, 1203, 1226, 1290, 1792, 1836, 1927, 2002, 2003, 2006, 2013})
-#: A lock waited for too long (1205), deadlock (1213), a statement interrupted (1317, 1028) or timed out (1969 in
-#: MariaDB, 3024 in MySQL); a full disk (1021, 1114), too little memory (1037, 1038, 1041).
+#: An aborted transaction there: a lock waited for too long (1205), deadlock (1213), a statement interrupted (1317,
+#: 1028) or timed out (1969 in MariaDB, 3024 in MySQL), a full disk (1021, 1114), too little memory (1037, 1038,
+#: 1041).
 _MYSQL_BROKEN_OFF = frozenset({1021, 1028, 1037, 1038, 1041, 1114, 1205, 1213, 1317, 1969, 3024})
-#: The server has hung up amid a statement, as it may do when that is longer than it takes.
+#: The server has hung up amid a statement, as it may do if the statement is longer than it accepts.
 _MYSQL_HUNG_UP = frozenset({2006, 2013})
-#: A statement is longer than the server takes.
+#: A statement is longer than the server accepts.
 _MYSQL_TOO_LONG: Final = 1153
-#: Characters of a statement's longest value with which that may be so.
+#: Length in characters of a statement's longest value from which the statement may be too long.
 _LONG: Final = 2**20
 _SQLITE_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-#: What is the matter with a SQLite file that can't be used, by the primary code, and what to do.
+#: By the primary error code: why a SQLite file can't be used, and what to do.
 _SQLITE_FAILURES: Final = {
     sqlite3.SQLITE_FULL: ("the disk is full", "make room"),
     sqlite3.SQLITE_READONLY: ("the file can't be written to", "see its permissions and its folder's"),
@@ -67,7 +69,7 @@ _RESTORE: Final = "restore a copy of it, or use what `sqlite3 FILE .recover | sq
 _RESUME: Final = "then resume the study with `hpo run`"
 _SHORTER: Final = "shorten it; names of studies, parameters and attributes have 512 characters at most, and no NUL"
 
-#: What a storage inherits from Optuna's, and does in one transaction or a few.
+#: Methods inherited from Optuna's storage that `inheriting_patience` makes patient.
 INHERITED: Final = (
     "get_all_studies",
     "create_new_trial",
@@ -97,7 +99,7 @@ class RefusedValueError(StudyError):
 
 
 class DatabaseAwayError(StudyError):
-    """The database can't be reached, or has broken a transaction off; the same may work a moment later.
+    """The database can't be reached, or has aborted a transaction; the same operation may work a moment later.
 
     Args:
         problem: What the database or its driver says, in one line.
@@ -109,14 +111,14 @@ class DatabaseAwayError(StudyError):
 
 
 class Patience(threading.local):
-    """Each thread's waiting for a database that is away.
+    """Waits for a database that is away; each thread has its own state.
 
     Args:
         shown: The database's name, for people.
-        limit: Seconds until an operation is given up.
+        limit: Seconds after which an operation is given up.
 
     Attributes:
-        tries: How many tries of the thread's operation have been broken off so far.
+        tries: How many tries of the thread's current operation have failed so far.
     """
 
     def __init__(self, shown: str, limit: float = PATIENCE_SECONDS) -> None:
@@ -127,7 +129,7 @@ class Patience(threading.local):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """What runs inside is one thing: none of its operations waits on its own."""
+        """Treat everything inside the block as one operation: none of the operations in it waits on its own."""
         if self._inside:
             yield
             return
@@ -139,7 +141,7 @@ class Patience(threading.local):
             self.tries = 0
 
     def run(self, operation: Callable[[], _T]) -> _T:
-        """Do something with the database, as often as it takes.
+        """Run an operation on the database, again and again until it succeeds.
 
         Raises:
             DatabaseError: It has been away for too long.
@@ -162,7 +164,7 @@ class Patience(threading.local):
             return result
 
     def _wait(self, error: DatabaseAwayError, waited: float) -> None:
-        """Sleep before the next try. The first pause is quiet: a broken connection is nothing to report."""
+        """Sleep before the next try. The first pause logs nothing: a broken connection is not worth reporting."""
         if waited >= self._limit:
             raise DatabaseError(
                 f"{self._shown}: the database has been unreachable for {waited:.0f} s: {error.problem}\n"
@@ -177,18 +179,18 @@ class Patience(threading.local):
 
 
 class Patient(Protocol):
-    """Something that has patience with its database."""
+    """An object with a `Patience`."""
 
     @property
     def patience(self) -> Patience:
-        """Its patience."""
+        """Waits for its database."""
 
 
 _S = TypeVar("_S", bound=Patient)
 
 
 def patient(function: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
-    """Make a function of a storage, or a method of one, wait for the database where it is away."""
+    """Make a function of a storage, or a method of one, wait for the database if it is away."""
 
     @functools.wraps(function)
     def waiting(storage: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -198,16 +200,16 @@ def patient(function: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate
 
 
 def inheriting_patience(cls: _C) -> _C:
-    """Make what a storage class inherits from Optuna's `patient`, too."""
+    """Make the `INHERITED` methods of a storage class `patient` as well."""
     for name in INHERITED:
         setattr(cls, name, patient(getattr(cls, name)))
     return cls
 
 
 def tell_outages(engine: sa.Engine, shown: str) -> None:
-    """Make an engine raise `DatabaseAwayError` for what may work later, and `DatabaseError` for what does not.
+    """Make an engine raise `DatabaseAwayError` for failures that may pass, and `DatabaseError` for lasting ones.
 
-    A value that the database can't hold is a `RefusedValueError`.
+    For a value that the database can't hold it raises `RefusedValueError`.
 
     Args:
         engine: The engine.
@@ -232,7 +234,7 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
                 "  fix: store less in one value, such as the name of a file, or raise that setting of the server"
             )
         if context.is_disconnect or _is_lost(error, connected=context.connection is not None):
-            context.is_disconnect = True  # the pool lets go of it
+            context.is_disconnect = True  # so that the pool drops the connection
             return DatabaseAwayError(first_line(error))
         if _is_broken_off(error):
             return DatabaseAwayError(first_line(error))
@@ -241,7 +243,7 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
                 f"{shown}: the database refuses a value: {first_line(error)}\n  fix: {_SHORTER}"
             )
         failed = isinstance(context.sqlalchemy_exception, sa.exc.OperationalError | sa.exc.InternalError)
-        if not failed or isinstance(error, sqlite3.Error):  # a statement that is wrong is this program's mistake
+        if not failed or isinstance(error, sqlite3.Error):  # a wrong statement is a mistake in this program
             return None
         return DatabaseError(
             f"{shown}: the database fails: {first_line(error)}\n  fix: see the server's own log, {_RESUME}"
@@ -251,7 +253,7 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
 
 
 def _is_too_long(context: sa.engine.ExceptionContext, error: Exception) -> bool:
-    """Whether MySQL or MariaDB refuses a statement for its length; a server that has hung up is asked."""
+    """Whether MySQL or MariaDB refuses a statement for its length; if it has hung up, asks it for its limit."""
     code = _mysql_code(error)
     if code == _MYSQL_TOO_LONG:
         return True
@@ -274,14 +276,14 @@ def _is_too_long(context: sa.engine.ExceptionContext, error: Exception) -> bool:
 
 
 def _is_lost(error: Exception, *, connected: bool) -> bool:
-    """Whether a connection is gone, or could not be made."""
+    """Whether a connection is lost, or could not be made."""
     if isinstance(error, sqlite3.Error):
         return False
     return not connected or _sqlstate(error).startswith(_POSTGRES_LOST) or _mysql_code(error) in _MYSQL_LOST
 
 
 def _is_broken_off(error: Exception) -> bool:
-    """Whether the database has given a transaction up for the sake of others."""
+    """Whether the database has aborted a transaction that may succeed if it is tried again."""
     return (
         _sqlstate(error).startswith(_POSTGRES_BROKEN_OFF)
         or _mysql_code(error) in _MYSQL_BROKEN_OFF
@@ -298,10 +300,10 @@ def _mysql_code(error: Exception) -> object:
 
 
 def _sqlite_code(error: Exception) -> int:
-    """The primary code; the extended ones hold more in their higher bits."""
+    """The primary error code; extended codes hold more in their higher bits."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def first_line(error: BaseException) -> str:
-    """A driver's message for people: they like to write several lines."""
+    """The first line of an error's text; drivers often write several."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

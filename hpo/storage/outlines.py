@@ -1,6 +1,6 @@
-"""Reading a study's trials without their curves: each statement answers for all trials at once.
+"""Reads a study's trials without their curves, each statement for all trials at once.
 
-Tens of thousands of trials have millions of reported values, and neither a table of trials nor a count shows them.
+Tens of thousands of trials have millions of reported values, which neither a table of trials nor a count shows.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _OF_STUDY: Final = sa.and_(
     TRIALS.c.study_id == _STUDY, TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
 )
 _SOME: Final = in_list(TRIALS.c.trial_id, "trials")
-#: A statement that answers for many trials.
+#: A statement that reads something about many trials.
 Query = sa.Select[tuple[Any, ...]]
 
 
 class _Queries(NamedTuple):
-    """What is read of trials, a statement each: values, steps, user and system attributes."""
+    """The statements that read trials: values, steps, user attributes, system attributes and parameters."""
 
     values: Query
     steps: Query
@@ -78,12 +78,12 @@ def _system(whose: sa.ColumnElement[bool]) -> Query:
 
 
 def _outline(whose: sa.ColumnElement[bool]) -> _Queries:
-    """What decides how a trial counts. A complete one is ranked by its values, any other by its best epoch."""
+    """The statements for what decides how a trial counts: complete ones rank by value, others by best epoch."""
     deciding = TRIAL_USER_ATTRS.c.key.in_([OUTCOME_ATTR, FORK_ATTR, SAME_AS_ATTR])
     ranking = sa.and_(TRIAL_USER_ATTRS.c.key == BEST_ATTR, TRIALS.c.state != TrialState.COMPLETE)
     key = TRIAL_SYSTEM_ATTRS.c.key
     counted = sa.or_(key.in_([IMPORTED_ATTR, CONDEMNED_ATTR]), key.startswith(CONSTRAINT_ATTR))
-    # One look into the index for each trial.
+    # One index lookup for each trial.
     last = sa.select(sa.func.max(REPORTS.c.step)).where(REPORTS.c.trial_id == TRIALS.c.trial_id).scalar_subquery()
     return _Queries(
         _values(whose),
@@ -101,7 +101,7 @@ def _without_curves(best: Any) -> _Queries:
     return _Queries(_values(_OF_STUDY), steps.group_by(REPORTS.c.trial_id), _user(_OF_STUDY), system, params)
 
 
-# Statements are built once: building one costs as much as a small database takes to answer it.
+# Statements are built once: building one takes as long as a small database takes to answer it.
 _OUTLINES: Final = _outline(_OF_STUDY)
 _SOME_OUTLINES: Final = _outline(_SOME)
 _WITH_LEAST: Final = _without_curves(sa.func.min)
@@ -113,9 +113,9 @@ _IDS: Final = sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == _STUDY).or
 def outlined_trials(storage: ReadingStorage, study_id: int) -> list[FrozenTrial]:
     """A study's trials by number, with what decides how each counts: enough to count and to rank them.
 
-    They have no parameters, and of their attributes only outcome, pause, fork, bounds, the pruner's decision, the
-    trial whose result they took over and, where it stands for their value, the best epoch. In place of the curve
-    is its last step, with NaN for a value.
+    They have no parameters. Of their attributes they have only outcome, pause, fork, bounds, the pruner's
+    decision, the trial whose result they took over and, if it stands for their value, the best epoch. Instead of
+    the curve they have its last step, with the value NaN.
     """
     with storage.single_statements() as conn:
         rows = trial_rows(conn, study_id, after=-1, among=())
@@ -123,10 +123,10 @@ def outlined_trials(storage: ReadingStorage, study_id: int) -> list[FrozenTrial]
 
 
 class KeptOutlines:
-    """The same from look to look: what has ended, or is paused still, is read once.
+    """Keeps the outlines of `outlined_trials` between looks: trials that have ended or are paused are read once.
 
     Args:
-        storage: Where the study is.
+        storage: The study's storage.
         study_id: The study.
     """
 
@@ -144,9 +144,9 @@ class KeptOutlines:
 
 @patient
 def _changed(storage: ReadingStorage, study_id: int, cursor: Cursor) -> list[FrozenTrial]:
-    """The outlines that may have changed since the last look, which ended at the cursor; it is moved."""
+    """The outlines that may have changed since the last look, which ended at the cursor; moves the cursor."""
     with storage.single_statements() as conn:
-        # The rows come first: what belongs to one that was finished or paused by then changes no more.
+        # Rows first: whatever belongs to a trial that was finished or paused by then no longer changes.
         if cursor.change is None:
             change = latest_change(conn, study_id)
             rows = trial_rows(conn, study_id, after=-1, among=())
@@ -166,9 +166,9 @@ def _changed(storage: ReadingStorage, study_id: int, cursor: Cursor) -> list[Fro
 def trials_without_curves(
     storage: ReadingStorage, study_id: int, *, minimize: bool, after: int = -1
 ) -> list[FrozenTrial]:
-    """A study's trials by number, with all but their curves and files; those with an id above ``after``.
+    """A study's trials with an id above ``after``, by number, with everything but their curves and files.
 
-    In place of a curve is its last step, with the best finite value of all steps, NaN where there is none.
+    Instead of the curve they have its last step, with the best finite value of all steps, or NaN if there is none.
     """
     with storage.single_statements() as conn:
         rows = trial_rows(conn, study_id, after=after, among=())
@@ -178,7 +178,7 @@ def trials_without_curves(
 
 @patient
 def id_before_last(storage: ReadingStorage, study_id: int, count: int) -> int:
-    """The id above which a study has so many trials; -1 where it has no more."""
+    """The id above which a study has ``count`` trials; -1 if it has no more than that."""
     with storage.single_statements() as conn:
         found = conn.execute(_IDS.limit(1).offset(count), {"study": study_id}).scalar()
     return -1 if found is None else int(found)
@@ -187,7 +187,7 @@ def id_before_last(storage: ReadingStorage, study_id: int, count: int) -> int:
 def _trials(
     conn: sa.Connection, rows: Sequence[TrialRow], whose: Mapping[str, Any], queries: _Queries
 ) -> list[FrozenTrial]:
-    """The trials of these rows, by number, which were read before what belongs to them."""
+    """The trials of these rows, by number; the rows were read first, and the rest is read here."""
     drawn = {} if queries.params is None else _entries(conn, queries.params, whose)
     values = _entries(conn, queries.values, whose)
     reports = {

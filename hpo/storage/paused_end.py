@@ -14,15 +14,15 @@ from hpo.storage.pausing import lock_paused
 
 
 def prune_paused_trial(session: orm.Session, trial_id: int, *, single: bool = True) -> int | None:
-    """Store a paused trial as pruned; as `optuna.Study.tell` has it, with the last value that it has reported.
+    """Store a paused trial as pruned, with the value that it has reported last, as `optuna.Study.tell` does.
 
     Args:
         session: The transaction.
         trial_id: The trial.
-        single: Whether the study has a single metric; with several, or a value that is no number, it has none.
+        single: Whether the study has a single objective; with several, or if the value is NaN, no value is stored.
 
     Returns:
-        The last epoch that it has reported, 0 for none; None where it is not paused, and nothing is stored.
+        The last epoch that it has reported, 0 if none; None if it is not paused, and nothing is stored.
     """
     if not lock_paused(session, trial_id):
         return None

@@ -1,8 +1,8 @@
-"""What it means that a trial is paused, for who reads trials and who writes statements.
+"""Defines how a paused trial is stored, for code that reads trials and code that builds statements.
 
-A paused trial's row stays RUNNING, so no tool's ``ask`` takes it, and no process holds its lease. The attribute
-``hpo:paused`` marks it: the transaction that ends the lease adds it, the one that gives the
-trial to the worker that resumes it removes it.
+A paused trial's row stays RUNNING, so no tool's ``ask`` takes it, but no process holds its lease. The attribute
+``hpo:paused`` marks it: the transaction that ends the lease adds the mark, and the one that gives the trial to the
+worker that resumes it removes the mark.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hpo.storage.optuna_private import TRIAL_USER_ATTRS, TRIALS
 if TYPE_CHECKING:
     from sqlalchemy import orm
 
-#: The outcome of the attempt that ends with it, and of the trial as long as it is paused.
+#: The outcome of an attempt that ends with a pause, and of the trial as long as it is paused.
 PAUSED: Final = "paused"
-#: Of a row of Optuna's trials that is RUNNING: whether the trial is paused.
+#: Condition on a RUNNING row of Optuna's trials: the trial is paused.
 IS_PAUSED: Final = sa.exists().where(
     TRIAL_USER_ATTRS.c.trial_id == TRIALS.c.trial_id, TRIAL_USER_ATTRS.c.key == PAUSED_ATTR
 )
-# Statements are built once: building one costs more than to execute it.
+# Statements are built once, because building one costs more than executing it.
 _TRIAL = sa.bindparam("trial", type_=sa.Integer)
 _LOCK = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == _TRIAL).with_for_update()
 _PAUSED = sa.select(IS_PAUSED).where(TRIALS.c.trial_id == _TRIAL)
@@ -39,22 +39,22 @@ def paused_at(trial: FrozenTrial) -> int | None:
 
 
 def pruned_at_end(trial: FrozenTrial) -> int | None:
-    """The epoch after which a trial was paused when its study ended, which pruned it; None for any other."""
+    """The epoch after which a trial was paused when its study's end pruned it; None for any other trial."""
     return trial.user_attrs.get(PAUSED_ATTR) if trial.state == TrialState.PRUNED else None
 
 
 def lock_paused(session: orm.Session, trial_id: int) -> bool:
-    """Lock a trial until the transaction's end; whether it is paused."""
+    """Lock a trial until the transaction's end; returns whether it is paused."""
     locked = session.execute(_LOCK, {"trial": trial_id}).scalar()
     return locked == TrialState.RUNNING and bool(session.execute(_PAUSED, {"trial": trial_id}).scalar())
 
 
 def forget_pause(session: orm.Session, trial_id: int, *, decision: bool) -> None:
-    """Delete the mark of a trial that this transaction takes or ends.
+    """Delete the mark of a paused trial that this transaction takes or ends.
 
     Args:
         session: The transaction; it has locked the trial.
         trial_id: The trial.
-        decision: Delete the scheduler's decision, too.
+        decision: Also delete the scheduler's decision to pause it.
     """
     session.execute(_FORGET_BOTH if decision else _FORGET, {"trial": trial_id})

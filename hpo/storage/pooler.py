@@ -1,9 +1,8 @@
-"""Few connections for the many processes of one machine: a pooler between them and PostgreSQL.
+"""Runs a pooler (pgbouncer), so that the many processes of an agent need few connections to PostgreSQL.
 
-PostgreSQL has 100 connections by default, and an agent's workers use theirs for a few milliseconds of each second.
-So an agent starts pgbouncer where it is installed, and its processes share two connections, each for one
-transaction at a time. Nothing depends on it: where it can't be used, or has died, a process connects to the server
-itself.
+PostgreSQL allows 100 connections by default, and an agent's workers use theirs for a few milliseconds per second.
+So an agent starts pgbouncer if it is installed, and its processes share two connections, each for one transaction
+at a time. Nothing depends on it: if it can't be used, or has died, a process connects to the server itself.
 
 Sources: pgbouncer's documentation of its settings; libpq's of connection parameters.
 """
@@ -30,19 +29,19 @@ from hpo.storage.outage import first_line
 if TYPE_CHECKING:
     import psycopg
 
-#: Connections that one pooler has to the server at most.
+#: The most connections of one pooler to the server.
 CONNECTIONS: Final = 2
-_PORT: Final = 6432  # names the socket; no port of the machine is used
+_PORT: Final = 6432  # only names the socket file; no port of the machine is used
 _DATABASE: Final = "study"
 _FILE: Final = "pgbouncer.ini"
 _LOG: Final = "log"
 _START_SECONDS: Final = 5
 _LOOK_SECONDS: Final = 0.005
-#: User and group who pgbouncer runs as where root starts it, which it refuses; `nobody` by number.
+#: Id of the user and group `nobody`, as whom pgbouncer runs if root starts it: it refuses to run as root.
 _NOBODY: Final = 65534
-#: Folders of temporary files, where TMPDIR is closed to that user.
+#: Folders for temporary files, if that user can't enter TMPDIR.
 _PLACES: Final = (Path("/tmp"), Path("/var/tmp"))
-#: Parameters of a connection (libpq's) that pgbouncer has settings for, or that make no difference to the server.
+#: Connection parameters (of libpq) that pgbouncer has settings for, or that make no difference to the server.
 _UNDERSTOOD: Final = frozenset(
     {
         "application_name",
@@ -57,7 +56,7 @@ _UNDERSTOOD: Final = frozenset(
     | {"keepalives_idle", "keepalives_interval", "passfile", "password", "port", "service"}
     | {"sslcert", "sslcertmode", "sslkey", "sslmode", "sslrootcert", "tcp_user_timeout", "user"}
 )
-#: What a process tells the pooler of a connection; all else concerns the server.
+#: Connection parameters that a process also uses towards the pooler; all others concern the server.
 _FOR_POOLER: Final = ("application_name", "connect_timeout", "prepare_threshold", "context")
 _SETTINGS: Final = {
     "listen_addr": "",
@@ -67,7 +66,7 @@ _SETTINGS: Final = {
     "max_db_connections": str(CONNECTIONS),
     "max_client_conn": "500",
     "server_idle_timeout": "20",
-    # Who waits for a server that is away asks again by itself (`hpo.storage.outage`).
+    # Short times: clients that wait for a server that is away try again by themselves (`hpo.storage.outage`).
     "server_login_retry": "1",
     "server_connect_timeout": str(CONNECT_SECONDS),
     "query_wait_timeout": "5",
@@ -78,25 +77,26 @@ _SETTINGS: Final = {
     "log_disconnections": "0",
     "log_stats": "0",
 }
-#: Files of libpq's, what pgbouncer calls them, and where libpq looks for one that is not named.
+#: By libpq's parameter for a file: pgbouncer's setting for it, and the file that libpq uses if none is named.
 _TLS_FILES: Final = {
     "sslrootcert": ("server_tls_ca_file", "root.crt"),
     "sslcert": ("server_tls_cert_file", "postgresql.crt"),
     "sslkey": ("server_tls_key_file", "postgresql.key"),
 }
-#: Engines send them to all processes of a job. The agent takes its time to leave, and needs the database for that;
-#: pgbouncer would pause, or end.
+#: Signals that engines send to all processes of a job, blocked for pgbouncer, which would pause or end: the agent
+#: needs some time to leave, and the database for that.
 _REQUESTS: Final = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
 class UnpooledError(Exception):
-    """No pooler can stand between these processes and their server; the text says why."""
+    """No pooler can be used between these processes and their server; the text says why."""
 
 
 def pooler_program() -> list[str] | None:
-    """How pgbouncer is started where it is installed; it ends with the process, and the thread, that starts it.
+    """The command that starts pgbouncer; None if it is not installed.
 
-    Packages put it where servers are, outside of a person's path. ``setpriv`` is of util-linux.
+    pgbouncer ends with the process and the thread that start it, which ``setpriv`` (of util-linux) sees to.
+    Packages install it in a folder for servers, which is not in a person's PATH.
     """
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
     bound = shutil.which("setpriv")
@@ -105,11 +105,11 @@ def pooler_program() -> list[str] | None:
 
 @contextlib.contextmanager
 def running_pooler(program: Sequence[str], engine: sa.Engine) -> Iterator[Path]:
-    """Run pgbouncer for the time of the block, or until this process dies.
+    """Run pgbouncer during the block, or until this process dies.
 
     Args:
-        program: The program, `pooler_program`.
-        engine: Connects to the server, which is there.
+        program: The command, see `pooler_program`.
+        engine: Connects to the server, which must be reachable.
 
     Yields:
         The folder of its socket, for `connect_through`.
@@ -134,7 +134,7 @@ def running_pooler(program: Sequence[str], engine: sa.Engine) -> Iterator[Path]:
 
 
 def _place() -> Path:
-    """Where the folder of its socket can be: root's own temporary files may be closed to who pgbouncer runs as."""
+    """Where the socket's folder can be made: the user `nobody` may be unable to enter root's temporary folder."""
     usual = Path(tempfile.gettempdir())
     if os.geteuid() != 0:
         return usual
@@ -146,7 +146,7 @@ def _place() -> Path:
 
 
 def connect_through(engine: sa.Engine, folder: Path) -> None:
-    """Let an engine's new connections lead to the pooler in that folder, and to the server where there is none."""
+    """Make an engine's new connections go to the pooler in ``folder``, or to the server if none runs there."""
 
     def connect(
         dialect: sa.Dialect, _record: object, arguments: list[Any], parameters: dict[str, Any]
@@ -160,7 +160,7 @@ def connect_through(engine: sa.Engine, folder: Path) -> None:
 
 def _to_pooler(parameters: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     kept = {name: parameters[name] for name in _FOR_POOLER if name in parameters}
-    # Empty, so that none is taken from the environment.
+    # hostaddr is empty so that none is taken from the environment.
     return kept | {"host": str(folder), "hostaddr": "", "port": _PORT, "dbname": _DATABASE, "user": "any"}
 
 
@@ -174,7 +174,7 @@ def _listens(folder: Path) -> bool:
 
 
 def _settings(connection: "psycopg.Connection[Any]") -> str:
-    """pgbouncer's settings for the server at the other end of a connection, with what libpq found in files."""
+    """pgbouncer's settings to connect as this connection does, including what libpq has read from files."""
     info = connection.info
     given = info.get_parameters()
     if unknown := sorted(set(given) - _UNDERSTOOD):
@@ -188,7 +188,7 @@ def _settings(connection: "psycopg.Connection[Any]") -> str:
         f"{_DATABASE} = " + " ".join(f"{name}={_quoted(value)}" for name, value in server.items()),
         "[pgbouncer]",
         *(f"{name} = {value}" for name, value in (_SETTINGS | _encryption(connection)).items()),
-        # Who may open the folder may connect, under the one name that is known to the server.
+        # Everyone who may open the folder may connect; the server sees the one user of `server`.
         "auth_type = any",
     ]
     return "\n".join(lines) + "\n"
@@ -201,7 +201,7 @@ def _quoted(value: str) -> str:
 
 
 def _encryption(connection: "psycopg.Connection[Any]") -> dict[str, str]:
-    """Settings for a server that is reached as this connection reaches it, and checked as strictly."""
+    """Settings with which the server is reached as by this connection, and its certificate checked as strictly."""
     if not connection.info.pgconn.ssl_in_use:
         return {"server_tls_sslmode": "disable"}
     given = connection.info.get_parameters()
@@ -209,18 +209,18 @@ def _encryption(connection: "psycopg.Connection[Any]") -> dict[str, str]:
     files = {}
     for name, (setting, usual) in _TLS_FILES.items():
         file = Path(given.get(name, Path("~/.postgresql", usual).expanduser()))
-        if name in given and not file.is_file():  # as with sslrootcert=system
+        if name in given and not file.is_file():  # such as sslrootcert=system
             raise UnpooledError(f"pgbouncer has no setting for {name}={file}")
         if file.is_file():
             files[setting] = str(file)
     if mode == "require" and "server_tls_ca_file" in files:
-        mode = "verify-ca"  # libpq checks by the file then, pgbouncer would not
+        mode = "verify-ca"  # with such a file libpq checks the certificate; pgbouncer would not
     return files | {"server_tls_sslmode": "require" if mode in {"allow", "prefer"} else mode}
 
 
 @contextlib.contextmanager
 def _started(program: Sequence[str], folder: Path, settings: str) -> Iterator[subprocess.Popen[bytes]]:
-    """pgbouncer, until the end of the block."""
+    """Run pgbouncer during the block."""
     try:
         process = _start(program, folder, settings)
     except OSError as error:  # root, in a container, may not be allowed to start it as another user
@@ -228,7 +228,7 @@ def _started(program: Sequence[str], folder: Path, settings: str) -> Iterator[su
     try:
         yield process
     finally:
-        process.kill()  # it holds nothing that is to be closed in order
+        process.kill()  # it holds nothing that needs an orderly end
         process.wait()
 
 
@@ -248,7 +248,7 @@ def _start(program: Sequence[str], folder: Path, settings: str) -> subprocess.Po
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd="/",
-            start_new_session=True,  # a Ctrl-Z is for this process alone
+            start_new_session=True,  # so that a Ctrl-Z does not stop pgbouncer
             **ids,
         )
 
@@ -263,7 +263,7 @@ def _wait_for(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _try(folder: Path) -> None:
-    """Ask the server something through pgbouncer."""
+    """Check with a query that pgbouncer can connect to the server."""
     import psycopg
 
     try:
@@ -274,6 +274,6 @@ def _try(folder: Path) -> None:
 
 
 def _last_words(folder: Path) -> str:
-    """The last line of pgbouncer's log, without the time and the process."""
+    """The last line of pgbouncer's log, without its time and process id."""
     line = (folder / _LOG).read_text(errors="replace").strip().rpartition("\n")[2]
     return line.rpartition("] ")[2]

@@ -1,8 +1,8 @@
-"""Whether a SQLite database is still where it was: its files can be removed or replaced under open connections.
+"""Notices that a SQLite database's files were removed or replaced under open connections.
 
-Such connections work on with files that have no name any more, and what they store is lost with them; a new
-connection would make an empty database, or use the one that is there now. So a storage knows the files by device
-and inode, and a connection is used only while they are the ones that it has open.
+Such connections keep working with files that no longer have a name, and what they store is lost; a new connection
+would make an empty database, or use the one that is there now. So a storage remembers the files by device and
+inode, and uses a connection only while the files on disk are the ones that it has open.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpo.storage.outage import DatabaseGoneError
 from hpo.storage.read_only import UnwatchedConnection
 
 _LOGS: Final = "hpo_logs"
-#: The write-ahead log, and its index.
+#: Suffixes of the write-ahead log and its index.
 _SUFFIXES: Final = ("-wal", "-shm")
 
 #: Device and inode; None for a file that is not there.
@@ -25,7 +25,7 @@ _Identity = tuple[int, int] | None
 
 
 def watch_file(engine: sa.Engine, file: Path, shown: str) -> None:
-    """Make an engine raise `DatabaseGoneError` from the moment that the files are not those it has open.
+    """Make an engine raise `DatabaseGoneError` once the files on disk are no longer those that it has open.
 
     Args:
         engine: The engine.
@@ -53,10 +53,10 @@ class _Watched:
         self._check("", self._known)
         if isinstance(connection, UnwatchedConnection):
             if connection.is_outdated():
-                raise sa.exc.DisconnectionError("another process writes to the file")  # the pool connects anew
+                raise sa.exc.DisconnectionError("another process writes to the file")  # the pool reconnects
             return
         if _LOGS not in record.info:
-            # Reading opens the log. No other connection removes it from then on until this one is closed.
+            # Reading opens the log. From then on no other connection removes it until this one is closed.
             connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
             record.info[_LOGS] = [(suffix, _identity(self._path(suffix))) for suffix in _SUFFIXES]
         for suffix, before in record.info[_LOGS]:

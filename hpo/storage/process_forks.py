@@ -1,7 +1,7 @@
-"""What a fork may not use: the connections of the process that it was forked from.
+"""Keeps forks from using the database connections of the process that they were forked from.
 
 Two processes on one connection mix up each other's statements, and a SQLite connection must not even be closed in
-a fork. So a fork starts without connections, and the inherited ones stay as they are, unused and unclosed.
+a fork. So a fork starts without connections, and the inherited ones stay unused and open.
 """
 
 import functools
@@ -18,17 +18,17 @@ _inherited: list[sa.Pool] = []
 
 
 def keep_from_forks(engine: sa.Engine) -> None:
-    """Make every process that is forked from now on open connections of its own where it uses this engine."""
+    """Make every process that is forked from now on open its own connections when it uses this engine."""
     _register()
     _engines.add(engine)
 
 
 def refuse_forks(engine: sa.Engine, process: Callable[[], int | None]) -> None:
-    """Refuse an engine to the forks of a process: they get no connection.
+    """Refuse new connections of an engine in forks of the process that may use it.
 
     Args:
-        engine: An engine that is kept from forks.
-        process: The id of the only process that may use it, now; None for any.
+        engine: An engine that was given to `keep_from_forks`.
+        process: Returns the id of the only process that may use it now; None for any process.
     """
 
     def refuse(*_: object) -> None:
@@ -39,7 +39,7 @@ def refuse_forks(engine: sa.Engine, process: Callable[[], int | None]) -> None:
                 "  fix: let the processes that a study's code forks work on data of their own"
             )
 
-    sa.event.listen(engine, "do_connect", refuse, insert=True)  # before what connects
+    sa.event.listen(engine, "do_connect", refuse, insert=True)  # before listeners that connect
 
 
 @functools.cache
@@ -49,5 +49,5 @@ def _register() -> None:
 
 def _start_without_connections() -> None:
     for engine in list(_engines):
-        _inherited.append(engine.pool)  # kept, for what is collected is closed
+        _inherited.append(engine.pool)  # kept, because garbage collection would close its connections
         engine.dispose(close=False)

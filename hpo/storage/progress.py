@@ -1,4 +1,4 @@
-"""How far trials have come, read without their curves: what budgets and rungs need of very many trials."""
+"""Reads how far trials have come, without their curves: what budgets and rungs need of very many trials."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ from hpo.storage.optuna_private import (
 from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage
 
-#: Trials whose rows are held at a time: more would count as new objects, which start long garbage collections.
+#: Trials whose rows are held at a time: more of them would be so many new objects that they trigger long garbage
+#: collections.
 _BLOCK: Final = 5_000
 #: Above every id.
 _NO_ID: Final = 2**31 - 1
@@ -50,12 +51,12 @@ _NO_ID: Final = 2**31 - 1
 
 @dataclass
 class Cursor:
-    """Up to where a study's trials are known; looks continue there.
+    """How far a study's trials have been read; the next look continues there.
 
     Attributes:
         last_id: All trials up to this id have been read.
-        change: All changes of paused trials up to this one (`hpo.storage.changes`) are known; None: nothing is.
-        open_ids: Trials among them that were neither finished nor paused: they change without a note.
+        change: All changes up to this one (`hpo.storage.changes`) are known; None before the first look.
+        open_ids: Trials up to ``last_id`` that were neither finished nor paused: they change without a note.
     """
 
     last_id: int = -1
@@ -71,21 +72,21 @@ Row = Any
 
 @dataclass
 class Progress:
-    """Trials as lists, in the order of their ids, with one entry for each.
+    """Trials as parallel lists, one entry for each trial, in the order of their ids.
 
     Attributes:
         trial_id: Its id.
         number: Its number.
         state: The name of its state.
-        last: The last step with a report; None: there is none.
-        last_not_finite: The last step whose value is not finite.
-        best: The best finite value that it has reported; None: there is none.
+        last: The last step with a report; None if there is none.
+        last_not_finite: The last step whose value is not finite; None if there is none.
+        best: The best finite value that it has reported; None if there is none.
         is_paused: Whether it has the mark of a paused trial.
         grants: How many grants it has had.
-        until: The epoch to which it was granted last; None: its end, or nothing was granted.
-        attrs: By id, other attributes that decide where a trial stands, user and system ones; most have none.
-        values: By id, the value of a trial that has an outcome of its own; None: it is not finite.
-        reports: At the epochs that were asked for.
+        until: The epoch at which its last grant ends; None: the trial's end, or it has no grant.
+        attrs: By id, other user and system attributes that decide how a trial counts; most trials have none.
+        values: By id, the value of a trial that has the attribute of an outcome; None if it is not finite.
+        reports: The reports at the requested epochs.
         study: The study's attributes that budgets and schedulers need.
     """
 
@@ -121,25 +122,25 @@ class Progress:
 
     @property
     def open_ids(self) -> set[int]:
-        """Ids of those that change without a note."""
+        """Ids of the trials that change without a note."""
         each = zip(self.trial_id, self.state, self.is_paused, strict=True)
         return {trial_id for trial_id, state, paused in each if not paused and state in _OPEN}
 
 
 _OPEN: Final = frozenset({"RUNNING", "WAITING"})
-#: Each grant's end, in a trial's grants as JSON: no other part of them has this key, and a quote within a text is
-#: escaped. To decode all would take ten times as long.
+#: Finds each grant's end in a trial's grants as JSON: no other part has this key, and quotes in texts are escaped.
+#: Decoding the JSON would take ten times as long.
 _UNTIL: Final = re.compile(r'"until": (\d+|null)')
 
 # ---------------------------------------------------------------------------- statements
-# They are built once: building one costs as much as a small database takes to answer it.
+# They are built once: building one takes as long as a small database takes to answer it.
 
 _STUDY_ID: Final = sa.bindparam("study", type_=sa.Integer)
 _STUDY: Final = TRIALS.c.study_id == _STUDY_ID
 _NULL: Final = sa.null()
 _TEXT: Final = sa.String(models.MAX_INDEXED_STRING_LENGTH)
-#: The trials that a look asks for, which its queries share: new ones, some by their ids, and those
-#: of which a change is noted. One may be among them twice.
+#: The trials that a look asks for, shared by its queries: new ones, some by their ids, and those with a noted
+#: change. A trial that is found in several of these ways is there once.
 _ROW: Final = sa.select(TRIALS.c.trial_id, TRIALS.c.number, TRIALS.c.state)
 _LOOKED_AT: Final = sa.union(
     _ROW.where(_STUDY, TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)),
@@ -151,7 +152,7 @@ _STEPS: Final = in_list(REPORTS.c.step, "steps")
 
 
 def _between(table: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Rows of trials between two ids; for each table of a join: a server takes none's from that of another."""
+    """Condition: a row's trial id lies between two ids. Each table of a join needs it: servers don't infer it."""
     first, last = (sa.bindparam(name, type_=sa.Integer) for name in ("first", "last"))
     return table.c.trial_id.between(first, last)
 
@@ -161,7 +162,10 @@ def _kind(name: str) -> sa.ColumnElement[str]:
 
 
 def _trials(of: sa.FromClause, best: Any) -> sa.Select[Any]:
-    """A row for each trial; what belongs to one that was finished or paused by then changes no more."""
+    """The statement for a row per trial: a summary of its reports, its grants, its mark of a pause.
+
+    What belongs to a trial that is finished or paused in this row no longer changes.
+    """
 
     def attr(key: str) -> sa.ScalarSelect[Any]:
         mine = (TRIAL_USER_ATTRS.c.trial_id == of.c.trial_id, TRIAL_USER_ATTRS.c.key == key)
@@ -197,7 +201,7 @@ def _reports(of: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]
     return join.where(which)
 
 
-#: The study's attributes, as rows of a look: they belong to no trial.
+#: The study's attributes as rows of a look, without a trial.
 _STUDY_ATTRS: Final = sa.select(
     *(_kind("study"), _NULL, _NULL, _NULL, _NULL, _NULL),
     *(STUDY_USER_ATTRS.c.key, STUDY_USER_ATTRS.c.value_json, _NULL),
@@ -211,16 +215,16 @@ _LATEST_CHANGE: Final = sa.select(
 
 
 def _look(best: Any) -> sa.CompoundSelect[Any]:
-    """The study and some of its trials at one time.
+    """The statement that reads the study and some of its trials as of one moment.
 
-    The first query has a value in every column: it gives the columns' types.
+    Its first query has a value in every column, because databases take the columns' types from it.
     """
     trials = (_trials(_LOOKED_AT, best), *_attrs(_LOOKED_AT), _reports(_LOOKED_AT, _STEPS))
     return sa.union_all(*trials, _STUDY_ATTRS, _LATEST_CHANGE)
 
 
 def _block(best: Any) -> sa.Select[Any]:
-    """The rows of `_trials` for all trials between two, each table read once."""
+    """The statement for the rows of `_trials` for all trials between two ids, reading each table once."""
     of = REPORTS.c.trial_id
     reported = (sa.func.max(REPORTS.c.step), sa.func.max(_NOT_FINITE), best(REPORTS.c.intermediate_value))
     named = [column.label(name) for column, name in zip(reported, ("last", "not_finite", "best"), strict=True)]
@@ -261,14 +265,14 @@ _UP_TO: Final = (
 def read_progress(
     storage: ReadingStorage, study_id: int, cursor: Cursor, epochs: Collection[int], *, minimize: bool
 ) -> Progress:
-    """The study, and its trials that may have changed since the last look; the first look reads all of them.
+    """The study, and its trials that may have changed since the last look; the first look reads all trials.
 
     Args:
-        storage: Where the study is.
+        storage: The study's storage.
         study_id: The study.
-        cursor: Where the last look ended; it is moved.
-        epochs: Reports at these epochs are read with the trials; those of the first look are not (`reports_at`).
-        minimize: Whether the least value is the best.
+        cursor: Where the last look ended; this moves it.
+        epochs: Reports at these epochs are read too, except at the first look (see `reports_at`).
+        minimize: Whether the smallest value is the best.
     """
     with storage.single_statements() as conn:
         if cursor.change is None:
@@ -277,7 +281,7 @@ def read_progress(
         else:
             found, change = _some(conn, study_id, cursor, cursor.change, epochs, minimize=minimize)
         judged = [trial_id for trial_id, attrs in found.attrs.items() if OUTCOME_ATTR in attrs]
-        # The value counts beside an outcome only: an attempt may have died between the two.
+        # A value counts only with an outcome: an attempt may have died after it stored one of the two.
         found.values = dict(_chunked(conn, _VALUES, judged))
     cursor.change = change
     cursor.last_id = max(cursor.last_id, found.trial_id[-1] if found.trial_id else -1)
@@ -287,7 +291,7 @@ def read_progress(
 
 @patient
 def reports_at(storage: ReadingStorage, study_id: int, epoch: int, ids: Sequence[int]) -> list[Report]:
-    """The reports at an epoch; ``ids``: all trials of the study, by id."""
+    """The reports of a study's trials at an epoch; ``ids``: the ids of all its trials, ascending."""
     found: list[Report] = []
     with storage.single_statements() as conn:
         for rows in conn.execute(_ALL_REPORTS, _all(study_id, ids) | {"steps": [epoch]}).partitions(_BLOCK):
@@ -308,7 +312,7 @@ def _every(conn: sa.Connection, study_id: int, *, minimize: bool) -> Progress:
     ids = conn.execute(_IDS, {"study": study_id}).scalars().all()
     for block in _blocks(study_id, ids):
         found.add(conn.execute(_BLOCKS[minimize], block).all())
-    # After the trials: what belongs to one that had ended by then changes no more.
+    # After the trials: whatever belongs to one that had ended by then no longer changes.
     _add_attrs(found, conn.execute(_ALL_ATTRS, _all(study_id, ids)))
     return found
 
@@ -316,10 +320,10 @@ def _every(conn: sa.Connection, study_id: int, *, minimize: bool) -> Progress:
 def _some(
     conn: sa.Connection, study_id: int, cursor: Cursor, change: int, epochs: Collection[int], *, minimize: bool
 ) -> tuple[Progress, int]:
-    """The trials that may have changed since the last look, after a change; and the latest change."""
+    """The trials that may have changed since the last look and its change ``change``; and the latest change."""
     found, trials, ids = Progress(), dict[int, Row](), sorted(cursor.open_ids)
     latest = change
-    # What is new, or has changed, is read with the first of these.
+    # The first chunk's statement also reads the new trials and those with a noted change.
     since = {"after": cursor.last_id, "change": change}
     for chunk in in_chunks(ids) or [[]]:
         some = {"study": study_id, "trials": chunk, "steps": [*epochs]}
@@ -330,20 +334,20 @@ def _some(
         trials |= {row[1]: row for row in by_kind["trial"]}
         found.reports += map(_report, by_kind["report"])
         _add_attrs(found, by_kind["attr"])
-        found.study = found.study or _study(by_kind["study"])  # no newer than what has changed
+        found.study = found.study or _study(by_kind["study"])  # of the first statement, as the changes are
         latest = max(latest, by_kind["change"][0][2] or 0)
     found.add([trials[trial_id] for trial_id in sorted(trials)])
     return found, latest
 
 
 def _blocks(study_id: int, ids: Sequence[int]) -> Iterator[dict[str, int]]:
-    """Parameters of the statements about all trials between two, of which these are the ids."""
+    """For each block of these ids, the parameters of a statement about all trials of the block."""
     for chunk in in_chunks(ids, _BLOCK):
         yield _all(study_id, chunk)
 
 
 def _all(study_id: int, ids: Sequence[int]) -> dict[str, int]:
-    """Parameters of a statement about all trials of these ids, which ascend."""
+    """Parameters of a statement about all trials with these ids, which ascend."""
     return {"study": study_id, "first": ids[0] if ids else 0, "last": ids[-1] if ids else 0}
 
 

@@ -1,4 +1,4 @@
-"""Reading a SQLite file that this user may not change, as on an archive's read-only disk."""
+"""Opens a SQLite file that this user may not change, such as one on an archive's read-only disk."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from urllib.parse import quote
 
 from hpo.storage.outage import DatabaseError
 
-#: Seconds that another process may take between making or removing the log and doing so with the log's index.
+#: Seconds that another process may take between making or removing the log and making or removing its index.
 _MOMENT: Final = 1.0
 _PAUSE: Final = 0.005
 
 
 class UnwatchedConnection(sqlite3.Connection):
-    """Reads a file as one that stays as it is: SQLite looks neither for a log beside it, nor for what has changed.
+    """Reads a file as immutable: SQLite checks neither for a log beside it nor for changes.
 
     Attributes:
         file: The file.
-        stamp: Of the file, from before it was opened; None where it was not there.
+        stamp: The file's time and size before it was opened; None if it did not exist.
     """
 
     file: Path
     stamp: tuple[int, int] | None
 
     def is_outdated(self) -> bool:
-        """Whether another process writes to the file now, or has done so."""
+        """Whether another process is writing to the file, or has done so since it was opened."""
         return _log(self.file).exists() or _stamp(self.file) != self.stamp
 
 
 def is_read_only(file: Path) -> bool:
-    """Whether a file is there, and this user may not change it or what SQLite lays beside it."""
+    """Whether a file exists and this user may not change it, or not the folder in which SQLite puts its log."""
     return file.is_file() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
 
 
 def read_only(file: Path, connect: dict[str, Any]) -> sqlite3.Connection:
     """A connection that changes nothing.
 
-    SQLite wants to write even to read a file that keeps a write-ahead log. Where there is no log beside it, no
-    process has it open for writing, and it can be read as a file that stays as it is
-    (https://www.sqlite.org/wal.html, "Read-Only Databases"). A log is read by its index, which has to be there.
+    Even to read a file that uses a write-ahead log, SQLite normally writes. If there is no log beside the file, no
+    process has it open for writing, and it can be read as immutable (https://www.sqlite.org/wal.html, "Read-Only
+    Databases"). If there is a log, SQLite reads it by its index, which must exist.
 
     Args:
-        file: The database, with an absolute path.
+        file: The database, as an absolute path.
         connect: Arguments of `sqlite3.connect`.
 
     Raises:
-        DatabaseError: There is a log and no index of it, as beside a copy of a file that was in use.
+        DatabaseError: There is a log without an index, such as beside a copy of a file that was in use.
     """
     deadline = time.monotonic() + _MOMENT
     while _log(file).exists():
@@ -102,6 +102,6 @@ def _without_index(file: Path) -> DatabaseError:
 def _stamp(file: Path) -> tuple[int, int] | None:
     try:
         found = file.stat()
-    except OSError:  # what opens the file says why
+    except OSError:  # opening the file will report why
         return None
     return found.st_mtime_ns, found.st_size

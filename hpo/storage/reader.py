@@ -1,4 +1,4 @@
-"""The ways to read a study and its trials that a storage has; each waits for a database that is away."""
+"""The part of the storage that reads studies and trials; each method waits for a database that is away."""
 
 from collections.abc import Collection, Container, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from hpo.storage.trial_rows import (
 
 
 class ReadingStorage(TransactionalStorage):
-    """Optuna's storage with these ways to read."""
+    """Optuna's storage with faster methods that read studies and trials."""
 
     @patient
     def get_study_id_from_name(self, study_name: str) -> int:
@@ -91,16 +91,16 @@ class ReadingStorage(TransactionalStorage):
         among: Collection[int],
         states: Collection[TrialState],
     ) -> tuple[list[TrialRow], list[FrozenTrial]]:
-        """Look at the trials with an id above ``after`` or among the given ones.
+        """Read the trials whose id is above ``after`` or in ``among``.
 
         Args:
             study_id: The study.
             after: See above.
             among: See above.
-            states: Which of them are read whole.
+            states: Trials in these states are read whole.
 
         Returns:
-            Their rows, and those in ``states`` as whole trials.
+            The rows of all these trials, and the whole trials in ``states``.
         """
         with self.single_statements() as conn:
             rows = trial_rows(conn, study_id, after=after, among=among)
@@ -116,12 +116,12 @@ class ReadingStorage(TransactionalStorage):
         among: Collection[int],
         states: Collection[TrialState],
     ) -> tuple[int, set[int], list[TrialRow], list[FrozenTrial]]:
-        """As `read_changes`, with the paused trials that have changed after an earlier change.
+        """As `read_changes`, and also read the trials with a change that is noted after an earlier one.
 
-        All rows are of one moment: who sees a new trial sees what was stored with it.
+        All rows are of one moment, so a look that sees a new trial also sees what was stored with it.
 
         Returns:
-            The latest change, the trials that have changed, and what `read_changes` returns.
+            The latest change, the ids of the trials with a noted change, and what `read_changes` returns.
         """
         with self.single_statements() as conn:
             change, changed, rows = rows_since(conn, study_id, change, after=after, among=among)
@@ -129,19 +129,19 @@ class ReadingStorage(TransactionalStorage):
 
     @patient
     def read_some(self, trial_ids: Sequence[int]) -> list[FrozenTrial]:
-        """Some trials, whole, by id; those that are there."""
+        """Some trials, whole, by id; missing ones are left out."""
         with self.single_statements() as conn:
             return whole_trials(conn, rows_of(conn, trial_ids))
 
     @patient
     def latest_change(self, study_id: int) -> int:
-        """The latest change of a study's paused trials; see `hpo.storage.changes`."""
+        """The latest noted change of a study; see `hpo.storage.changes`."""
         with self.single_statements() as conn:
             return changes.latest_change(conn, study_id)
 
     @patient
     def changes_since(self, study_id: int, after: int) -> tuple[int, set[int]]:
-        """The latest change of a study's paused trials, and which have changed after an earlier one."""
+        """The latest noted change of a study, and the trials that have changed after an earlier one."""
         with self.single_statements() as conn:
             return changes.changes_since(conn, study_id, after)
 
@@ -149,16 +149,16 @@ class ReadingStorage(TransactionalStorage):
     def read_sample(
         self, study_id: int, *, most: int, maximize: bool, states: Collection[TrialState]
     ) -> tuple[int, list[TrialRow], list[FrozenTrial]]:
-        """Look at a study for the first time; of a very large one, read a sample (`hpo.storage.sample`).
+        """Read a study's trials for the first time; of a very large study, a sample (`hpo.storage.sample`).
 
         Args:
             study_id: The study.
-            most: Finished trials that the sample has at most, beside the best.
-            maximize: Whether its metric is to rise.
-            states: Which of the trials are read whole.
+            most: The most finished trials in the sample, beside the best.
+            maximize: Whether its metric is maximized.
+            states: Trials in these states are read whole.
 
         Returns:
-            The highest id that was looked at, the rows, and those in ``states`` as whole trials.
+            The highest id of the study's trials, the rows, and the whole trials in ``states``.
         """
         with self.single_statements() as conn:
             last, rows = sampled_rows(conn, study_id, most=most, maximize=maximize)

@@ -1,8 +1,8 @@
-"""Reaping a trial whose worker is gone: it is requeued, or fails.
+"""Takes back trials whose workers are gone: each is requeued, or fails.
 
-The first to notice a death (another supervisor, a timer, a person with `hpo repair`) ends the dead owner's
-attempt and changes the trial's state in one transaction. The lease is the fence: an owner that was taken for dead
-and wakes up finds its attempt ended, and can write nothing any more.
+Whoever first notices a death (another supervisor, a timer, a person with `hpo repair`) ends the dead owner's
+attempt and changes the trial's state in one transaction. The lease is the fence: an owner that was wrongly taken
+for dead and wakes up finds its attempt ended, and can no longer write anything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hpo.storage.study_storage import StudyStorage
 if TYPE_CHECKING:
     from sqlalchemy import orm
 
-#: Who looks once watches for this part of the grace, in which a living worker gives three signs of life.
+#: A process that looks only once watches for 1/2 of the grace, in which a living worker beats three times.
 _WATCHED_SHARE: Final = 2
 #: Seconds between two looks while watching.
 _WATCH_PAUSE: Final = 1.0
@@ -45,13 +45,13 @@ STOPPED: Final = "stopped"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is written about an attempt that its owner can't end itself.
+    """What is stored about an attempt that its owner can't end itself.
 
     Attributes:
         outcome: ``lost`` counts against ``max_retries``; ``stopped`` (we ended the process ourselves) does not;
             with ``final``, the trial's outcome.
-        reason: For people.
-        final: The trial fails, with any number of retries left.
+        reason: Why, for people.
+        final: The trial fails, however many retries are left.
     """
 
     outcome: str
@@ -72,14 +72,14 @@ def _no_note(_number: int, _attempt: int) -> None:
 
 @dataclass(frozen=True)
 class Settled:
-    """A trial that has been taken from its owner, or from the paused ones of a study that has ended.
+    """A trial that was taken back from its owner, or pruned at the study's end because it was paused.
 
     Attributes:
         number: The trial.
-        attempt: The attempt that ended; 0 where the trial ran without a lease.
+        attempt: The attempt that ended; 0 if the trial had no lease.
         state: WAITING to resume, FAIL, or PRUNED for one that was paused.
-        outcome: The attempt's outcome; of a FAILed trial its own.
-        reason: For people.
+        outcome: The attempt's outcome; for a failed trial, the trial's.
+        reason: Why, for people.
     """
 
     number: int
@@ -89,7 +89,7 @@ class Settled:
     reason: str
 
 
-#: Called with each trial once what became of it is stored: the database may go away before the next one is.
+#: Called with each trial as soon as it is settled: the database may go away before the next one is.
 Hear = Callable[[Settled], None]
 
 
@@ -98,11 +98,11 @@ def _not_heard(_settled: Settled) -> None:
 
 
 class Sightings:
-    """For how long a process that looks again and again has seen each lease, or agent, without a new beat.
+    """Measures, for a process that looks repeatedly, how long each lease or agent has gone without a new beat.
 
-    It goes by that process's own clock, so another machine's may be wrong. While no one looked (the database was
-    unreachable, the machine asleep), workers may have been unable to beat as well: of the
-    time between two looks no more than a third of the grace counts.
+    Only that process's own clock is used, so other machines' clocks may be wrong. While it could not look (the
+    database was unreachable, the machine asleep), workers may have been unable to beat as well. So of the time
+    between two looks at most a third of the grace counts.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Sightings:
         self._silent: dict[tuple[float, ...], float] = {}
 
     def look(self, keys: Sequence[tuple[float, ...]], grace: float) -> list[float]:
-        """Seconds for which each of these has been seen; a key has a beat in it. All others are forgotten."""
+        """Seconds for which each key has been seen; a key contains the latest beat. Other keys are forgotten."""
         now = time.monotonic()
         passed = min(now - self._looked_at, grace / 3)
         silent = [self._silent[key] + passed if key in self._silent else 0.0 for key in keys]
@@ -130,29 +130,29 @@ def requeue_dead(
     heard: Hear = _not_heard,
     dry_run: bool = False,
 ) -> list[Settled]:
-    """Take every RUNNING trial back whose owner is dead.
+    """Take back every RUNNING trial whose owner is dead.
 
-    An owner on this host is dead when its process is; one on another host when it has not beaten for ``grace``
-    seconds, or for as long as its own agent waits for others, where that is longer: as ``sightings`` have it, or
-    else as the clock has it and half that time of watching confirms. A
-    RUNNING trial without a lease is taken back only in a study with a budget: others are not ours.
+    An owner on this host is dead if its process is gone. One on another host is dead if it has not beaten for
+    ``grace`` seconds, or for its own agent's ``lost_after`` if that is longer. ``sightings`` measure this; without
+    them the clock does, and watching for half that time must confirm it. A RUNNING trial without a lease is taken
+    back only in a study with a budget: other studies are not ours.
 
     Args:
-        storage: Where the study is.
+        storage: The study's storage.
         study_id: Optuna's id of the study.
         grace: Seconds.
-        max_retries: How many deaths a trial survives; the next one ends it as FAIL with the outcome ``lost``.
-        sightings: What this process has seen when it looked before; None where it looks once.
-        stop_note: Says why an attempt ended where that was no fault of its trial.
-        spare: Processes of this host whose ends the caller settles itself: it knows why they are gone.
-        heard: Called with each of them, see `Hear`.
-        dry_run: Only say what would be done.
+        max_retries: How many deaths a trial survives; after the next one it fails with the outcome ``lost``.
+        sightings: What this process has seen in earlier looks; None if it looks only once.
+        stop_note: Returns why an attempt ended, if that was not the trial's fault.
+        spare: Processes of this host whose trials the caller settles itself, because it knows why they are gone.
+        heard: Called with each settled trial, see `Hear`.
+        dry_run: Only return what would be done.
     """
     settled: list[Settled] = []
 
     def take_back() -> None:
         if dry_run:
-            settled.clear()  # nothing was done by a try before
+            settled.clear()  # an earlier try has done nothing
         for each in _dead(storage, study_id, grace, sightings, spare):
             settled.extend(_settle_all(storage, [each], GONE, max_retries, stop_note, heard, dry_run=dry_run))
 
@@ -186,9 +186,9 @@ def _is_spared(trial: ledger.RunningTrial, spare: Collection[int]) -> bool:
 
 
 def _lives(storage: StudyStorage, lease: ledger.Attempt) -> bool | None:
-    """Whether a lease's owner lives; None where that can't be known.
+    """Whether a lease's owner lives; None if that can't be known.
 
-    A SQLite file belongs to one machine: another boot of the same name is that machine before it was started anew.
+    A SQLite file belongs to one machine: the same name with another boot id is this machine before it restarted.
     """
     if (
         storage.engine.name == "sqlite"
@@ -204,7 +204,7 @@ def _with_dead_owners(
 ) -> list[ledger.RunningTrial]:
     leases = [cast("ledger.Attempt", trial.lease) for trial in trials]
     if sightings is None:
-        # Its own clock may be ahead of this one; who lives is watched in any case.
+        # The owner's clock may be ahead, hence `abs`; `_watched` spares those that live.
         silent = [abs(time.time() - lease.beat_at) for lease in leases]
     else:
         silent = sightings.look([(each.trial_id, each.attempt, each.beat_at) for each in leases], allowed.own)
@@ -219,9 +219,9 @@ def _with_dead_owners(
 def _watched(
     storage: StudyStorage, study_id: int, trials: list[ledger.RunningTrial], allowed: AllowedSilence
 ) -> list[ledger.RunningTrial]:
-    """Those of these trials whose owners are dead processes of this host, or don't beat while they are watched.
+    """The trials whose owners are dead processes of this host, or don't beat while they are watched.
 
-    Another machine's clock, or this one's, may be wrong: to the clock alone, all workers elsewhere seem dead then.
+    A clock, here or elsewhere, may be wrong; going by the clock alone, all workers elsewhere would then seem dead.
     """
     here = [trial for trial in trials if trial.lease is not None and _lives(storage, trial.lease) is not None]
     elsewhere = [trial for trial in trials if trial not in here]
@@ -246,20 +246,20 @@ def settle_process(
     stop_note: StopNote = _no_note,
     heard: Hear = _not_heard,
 ) -> list[Settled]:
-    """End what a process of this host held; the caller has seen that it is gone.
+    """Settle the trials that a process of this host held; the caller has seen that it is gone.
 
     Args:
-        storage: Where the study is.
+        storage: The study's storage.
         study_id: Optuna's id of the study.
         pid: The process.
         verdict: Why it is gone.
-        max_retries: See `requeue_dead`, as for the next one.
-        stop_note: As there.
-        heard: As there.
+        max_retries: See `requeue_dead`, as for the next two.
+        stop_note: See there.
+        heard: See there.
     """
     settled: list[Settled] = []
-    # A server may store what the process had sent after it has died, a beat say; then the lease has moved when it
-    # is to be taken. So look until nothing is held.
+    # After the process has died, a server may still store what it had sent, a beat say; the lease has then changed
+    # and is not taken. So repeat until nothing is held.
     start, held = _held_by(storage, study_id, pid, 0.0)
     while held:
         settled += _settle_all(storage, held, verdict, max_retries, stop_note, heard)
@@ -278,18 +278,18 @@ def settle_agent(
     stop_note: StopNote = _no_note,
     heard: Hear = _not_heard,
 ) -> list[Settled]:
-    """End what the workers of an agent held, on any machine; its engine has said that its machine is gone.
+    """Settle the trials that an agent's workers held, on any machine; its engine has lost or killed the agent.
 
-    Where the engine is wrong, the workers find their leases ended at their next write, and store nothing more.
+    If the engine is wrong, the workers find their leases ended at their next write, and store nothing more.
 
     Args:
-        storage: Where the study is.
+        storage: The study's storage.
         study_id: Optuna's id of the study.
-        placement: The agent, as its engine knows it.
+        placement: Id of the agent's placement.
         verdict: Why it is gone.
-        max_retries: See `requeue_dead`, as for the next one.
-        stop_note: As there.
-        heard: As there.
+        max_retries: See `requeue_dead`, as for the next two.
+        stop_note: See there.
+        heard: See there.
     """
     settled: list[Settled] = []
     with storage.one_transaction() as conn:
@@ -298,14 +298,14 @@ def settle_agent(
     held = {trial.lease[:2] for trial in running if trial.lease is not None and trial.lease.agent in ids}
     while left := [trial for trial in running if trial.lease is not None and trial.lease[:2] in held]:
         settled += _settle_all(storage, left, verdict, max_retries, stop_note, heard)
-        with storage.engine.connect() as conn:  # what has beaten meanwhile is still there
+        with storage.engine.connect() as conn:  # leases that have beaten in between were not taken
             running = ledger.running_trials(conn, study_id)
     return settled
 
 
 @patient
 def holds_a_trial(storage: StudyStorage, study_id: int, pid: int) -> bool:
-    """Whether a process of this host holds a trial, and lives."""
+    """Whether a process of this host holds a trial and lives."""
     with storage.engine.connect() as conn:
         leases = [trial.lease for trial in ledger.running_trials(conn, study_id) if trial.lease is not None]
     here = (*machine.here(), pid)
@@ -316,9 +316,9 @@ def holds_a_trial(storage: StudyStorage, study_id: int, pid: int) -> bool:
 def _held_by(
     storage: StudyStorage, study_id: int, pid: int, since: float
 ) -> tuple[float, list[ledger.RunningTrial]]:
-    """What the latest process of this boot with the id holds, and its start; nothing if it still runs.
+    """The start of the latest process of this boot with this id, and the trials that it holds; none if it runs.
 
-    Earlier ones with that id, and those that started before ``since``, died of something else.
+    Earlier processes with that id, or ones that started before ``since``, died of another cause.
     """
     with storage.engine.connect() as conn:
         running = ledger.running_trials(conn, study_id)
@@ -352,7 +352,7 @@ def _settle_all(
 
 
 def _noted(running: ledger.RunningTrial, verdict: Verdict, stop_note: StopNote) -> Verdict:
-    """The verdict over a lost trial's attempt, by its own note if it has left one."""
+    """The verdict on an attempt; for a lost one that has left a note saying why, that note."""
     if verdict.outcome != LOST or running.lease is None:
         return verdict
     note = stop_note(running.number, running.lease.attempt)
@@ -367,9 +367,9 @@ def _settle(
     *,
     dry_run: bool = False,
 ) -> Settled | None:
-    """Take one trial from its owner; None where its owner has moved since it was looked at."""
+    """Take back one trial from its owner; None if its lease has changed since it was read."""
     with storage.transaction() as session:
-        # The lease first, then the trial: the order in which an owner's writes lock them.
+        # The lease first, then the trial, as an owner's writes lock them.
         if running.lease is not None and not ledger.lock_unchanged(session, running.lease):
             return None
         trial = models.TrialModel.find_or_raise_by_id(running.trial_id, session, for_update=True)
@@ -398,19 +398,19 @@ def _judge(
     *,
     forgiven: int,
 ) -> Settled:
-    """What becomes of a trial whose owner is gone, given its attempts so far."""
+    """Decide what becomes of a trial whose owner is gone, given its attempts so far."""
     attempt = 0 if running.lease is None else running.lease.attempt
     deaths = sum(each.outcome == LOST and each.attempt > forgiven for each in history) + (verdict.outcome == LOST)
     if verdict.final:
         return Settled(running.number, attempt, TrialState.FAIL, verdict.outcome, verdict.reason)
-    if verdict.outcome == LOST and deaths > max_retries:  # they may have been lowered since it died
+    if verdict.outcome == LOST and deaths > max_retries:  # not if STOPPED: max_retries may have been lowered since
         reason = f"its worker died {deaths} times, the last time: {verdict.reason}"
         return Settled(running.number, attempt, TrialState.FAIL, verdict.outcome, reason)
     return Settled(running.number, attempt, TrialState.WAITING, verdict.outcome, verdict.reason)
 
 
 def _forgiven(session: orm.Session, trial: models.TrialModel) -> int:
-    """The last attempt that does not count against the retries; 0 where all do."""
+    """The last attempt that does not count against the retries; 0 if all count."""
     attr = models.TrialUserAttributeModel.find_by_trial_and_key(trial, RETRIED_ATTR, session)
     return 0 if attr is None else int(json.loads(cast("str", attr.value_json)))
 
@@ -425,7 +425,7 @@ def _fail(storage: StudyStorage, session: orm.Session, trial: models.TrialModel,
 
 
 def forget_failure(session: orm.Session, trial_id: int) -> None:
-    """Delete what an earlier attempt has left on a trial about its failure."""
+    """Delete the attributes about its failure that an earlier attempt has left on a trial."""
     attrs = TRIAL_USER_ATTRS
     failure = attrs.c.key.in_([OUTCOME_ATTR, REASON_ATTR, TRACEBACK_ATTR, WORKER_ATTR])
     session.execute(sa.delete(attrs).where(attrs.c.trial_id == trial_id, failure))

@@ -1,7 +1,7 @@
-"""A trial's life in one transaction that is rolled back, so that the statements of it are compiled.
+"""Runs through a trial's life in a transaction that is rolled back, so that SQLAlchemy compiles the statements.
 
-A process that is forked afterwards finds them compiled, which takes longer than a small database needs to answer
-them.
+Processes that are forked afterwards have the compiled statements; compiling takes longer than a small database
+needs to answer.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 class _RehearsedError(Exception):
-    """Rolls the transaction back."""
+    """Raised to roll the transaction back."""
 
 
 @patient
 def rehearse_a_life(storage: GrantingStorage, study_id: int, owner: Owner) -> None:
-    """Create a trial, pause it, resume it and complete it, and roll all that back; no other process sees it."""
+    """Create a trial, pause, resume and complete it, and roll everything back; no other process sees it."""
     granted = storage.get_study_user_attrs(study_id).get(GRANTED_ATTR)
-    # Another worker may store a grant of this number meanwhile: the rest of the statements is compiled later then.
+    # If another worker stores a grant of this number in between, the remaining statements are compiled later.
     with contextlib.suppress(_RehearsedError, OldGrantError), storage.transaction() as session:
         lock_study(session, study_id)
-        # Above the budget, too: the trial is gone in a moment.
+        # Also if the budget is exhausted: the trial is rolled back.
         with contextlib.suppress(BudgetExhaustedError):
             refuse_beyond_budget(session, study_id)
         trial_id = cast("int", insert_running(session, study_id, 0).trial_id)

@@ -1,4 +1,4 @@
-"""What trials had at the rungs of a pruner that halves: read without the trials, and what has ended once."""
+"""Reads trials' values at the rungs of a successive-halving pruner, not the whole trials; ended ones only once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage
 from hpo.storage.trial_rows import TrialRow, rows_since
 
-#: The attributes in which Optuna's successive halving keeps a trial's value at each rung that it came to.
+#: Begins the attributes in which Optuna's successive halving stores a trial's value at each rung that it has
+#: reached.
 RUNG_ATTR: Final = "completed_rung_"
 
 _STUDY: Final = TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer)
@@ -27,7 +28,7 @@ _AT_RUNGS: Final = (
 )
 _OF_ALL: Final = _AT_RUNGS.where(_STUDY)
 _OF_SOME: Final = _AT_RUNGS.where(in_list(TRIALS.c.trial_id, "trials"))
-# One look into the index for each trial.
+# One index lookup for each trial.
 _LAST: Final = sa.select(sa.func.max(REPORTS.c.step)).where(REPORTS.c.trial_id == TRIALS.c.trial_id)
 _LONGEST: Final = sa.select(sa.func.max(_LAST.scalar_subquery())).where(
     _STUDY, TRIALS.c.state == TrialState.COMPLETE
@@ -36,13 +37,13 @@ _LONGEST: Final = sa.select(sa.func.max(_LAST.scalar_subquery())).where(
 
 @dataclass(frozen=True, slots=True)
 class AtRungs:
-    """What a pruner that halves asks of a trial.
+    """What a successive-halving pruner needs to know about a trial.
 
     Attributes:
         number: Its number.
-        system_attrs: By the rung's attribute, the value that it had there.
-        state: Its state, if it stands for a complete one.
-        last_step: The last step of that one.
+        system_attrs: By the rung's attribute, its value there.
+        state: RUNNING, unless this object stands for a complete trial.
+        last_step: The last step of that complete trial; else None.
     """
 
     number: int
@@ -52,10 +53,10 @@ class AtRungs:
 
 
 class RungValues:
-    """The trials of a study that have come to a rung; an ended one is read again where it waits again.
+    """Keeps the trials of a study that have reached a rung; an ended trial is read again if it waits again.
 
     Args:
-        storage: Where the study is.
+        storage: The study's storage.
         study_id: The study.
     """
 
@@ -66,7 +67,7 @@ class RungValues:
         self._kept: dict[int, AtRungs] = {}
 
     def look(self) -> Iterable[AtRungs]:
-        """What is stored now."""
+        """The values that are stored now."""
         self._change, rows, read = _look(self._reader, self._study, self._change, self._last_id, self._open)
         for row in rows:
             self._kept.pop(row.number, None)
@@ -81,9 +82,9 @@ class RungValues:
 def _look(
     storage: ReadingStorage, study_id: int, change: int, after: int, among: set[int]
 ) -> tuple[int, list[TrialRow], list[Any]]:
-    """The latest change; rows of trials changed since, above an id or among others; what these had at rungs."""
+    """The latest change; rows of trials changed since, with an id above ``after`` or in ``among``; their rungs."""
     with storage.single_statements() as conn:
-        # The rows come first: what belongs to one that was finished by then changes no more, unless that is noted.
+        # Rows first: what belongs to a trial that was finished by then no longer changes, unless that is noted.
         change, _, rows = rows_since(conn, study_id, change, after=after, among=among)
         if after < 0:
             return change, rows, list(conn.execute(_OF_ALL, {"study": study_id}).all())
@@ -94,7 +95,7 @@ def _look(
 
 @patient
 def longest_complete(storage: ReadingStorage, study_id: int) -> int | None:
-    """The last step of a study's longest complete trial; None where there is none."""
+    """The last step of a study's longest complete trial; None if there is none."""
     with storage.single_statements() as conn:
         found = conn.execute(_LONGEST, {"study": study_id}).scalar()
     return None if found is None else int(found)

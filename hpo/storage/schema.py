@@ -1,4 +1,4 @@
-"""The tables of a database: Optuna's and ours, made where they are missing."""
+"""The tables of a database, Optuna's and ours: checks them, makes missing ones, and brings them up to date."""
 
 import time
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ from hpo.storage.optuna_private import STUDIES, STUDY_USER_ATTRS, TRIALS, models
 from hpo.storage.outage import DatabaseAwayError, DatabaseError, first_line, tell_outages
 from hpo.storage.pooler import connect_through
 
-#: The head of Optuna 5.0's migrations. Asking Optuna for it loads every migration script.
+#: The head of Optuna 5.0's migrations; asking Optuna for it would load every migration script.
 OPTUNA_REVISION: Final = "v3.2.0.a"
 
 _TRIES: Final = 3
-_LOCK: Final = 0x68706F  # "hpo"; any number that no other program of the database uses
+_LOCK: Final = 0x68706F  # "hpo"; could be any number that no other program uses in the database
 
 
 class Tables(Enum):
-    """What a database has of the tables: Optuna's, at our version of them, and ours."""
+    """Which of the tables a database has: Optuna's, at the right version, and ours."""
 
     MISSING = "it lacks some, or all"
     OUTDATED = "it has those of an earlier version of hpo"
@@ -37,18 +37,18 @@ class Tables(Enum):
 
 
 def tables_of(url: sa.URL, pooler: Path | None = None) -> Tables:
-    """What the database has of the tables.
+    """Which of the tables the database has.
 
     Args:
-        url: The database's.
+        url: The database's URL.
         pooler: The folder of a pooler to connect through (`hpo.storage.pooler`); None for none.
 
     Raises:
         StudyError: Optuna's tables are of another version.
-        DatabaseAwayError: It can't be reached, or not now.
+        DatabaseAwayError: The database can't be reached, at least not now.
     """
     with _connection(url, pooler) as conn:
-        if not sa.inspect(conn).has_table(CHANGES.name):  # the youngest of our tables
+        if not sa.inspect(conn).has_table(CHANGES.name):  # the newest of our tables
             return Tables.MISSING
         revision = _revision(conn)
         is_outdated = bool(_missing_columns(conn) or tables_of_other_text(conn))
@@ -60,14 +60,14 @@ def tables_of(url: sa.URL, pooler: Path | None = None) -> Tables:
 
 
 class PlainStudyError(StudyError):
-    """The database has a study of that name which Optuna alone has made, and no tables of ours."""
+    """The database has a study of this name that was made by Optuna without hpo, and none of our tables."""
 
 
 def refuse_plain_study(url: sa.URL, name: str) -> None:
-    """Refuse to add our tables to a database for a study that is there already, as another program's.
+    """Refuse to add our tables to a database for a study that another program has already made there.
 
     Raises:
-        PlainStudyError: It is there, and has trials.
+        PlainStudyError: The study exists and has trials.
     """
     with _connection(url) as conn:
         if sa.inspect(conn).has_table(TRIALS.name) and conn.execute(_PLAIN, {"name": name}).first():
@@ -87,7 +87,7 @@ _PLAIN: Final = (
 
 
 def _revision(conn: sa.Connection) -> str | None:
-    """The version that Optuna's migrations have brought the tables to; None where there are none."""
+    """The version of Optuna's tables, according to its migrations; None if there are no such tables."""
     if not sa.inspect(conn).has_table("alembic_version"):
         return None
     return conn.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
@@ -102,9 +102,9 @@ def _wrong_revision(url: sa.URL, revision: str) -> StudyError:
 
 
 def create_schema(url: sa.URL) -> None:
-    """Create what is missing of Optuna's tables and the ledger; safe when several processes do it together.
+    """Create the missing tables, Optuna's and ours; safe if several processes do so at the same time.
 
-    On SQLite and PostgreSQL it is one transaction: a process killed inside leaves nothing half made.
+    On SQLite and PostgreSQL it is one transaction: a process that is killed inside leaves nothing half made.
     """
     for left in reversed(range(_TRIES)):
         engine = sa.create_engine(url, **engine_kwargs(url))
@@ -124,11 +124,11 @@ def create_schema(url: sa.URL) -> None:
 
 
 def bring_up_to_date(url: sa.URL) -> None:
-    """Bring tables of an earlier version of ours to what they are today; nothing that is stored changes.
+    """Bring tables of an earlier version of hpo up to date; their content stays the same.
 
     Raises:
         StudyError: This user may not change the tables.
-        DatabaseAwayError: It can't be reached now.
+        DatabaseAwayError: The database can't be reached now.
     """
     try:
         with _connection(url) as conn, _alone(conn):
@@ -144,7 +144,7 @@ def bring_up_to_date(url: sa.URL) -> None:
 
 @contextmanager
 def _connection(url: sa.URL, pooler: Path | None = None) -> Iterator[sa.Connection]:
-    """A connection by an engine of its own; what says that the database is away is a `DatabaseAwayError`."""
+    """A connection of a temporary engine, which raises `DatabaseAwayError` if the database is away."""
     engine = sa.create_engine(url, **engine_kwargs(url))
     tell_outages(engine, display_url(url))
     if pooler is not None:
@@ -157,13 +157,13 @@ def _connection(url: sa.URL, pooler: Path | None = None) -> Iterator[sa.Connecti
 
 
 def _use_wal(engine: sa.Engine) -> None:
-    """Switch the file to a write-ahead log, which it keeps from then on."""
+    """Switch the file to a write-ahead log, a setting that the file keeps."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
             with engine.connect() as conn:
                 conn.exec_driver_sql("PRAGMA journal_mode=WAL")
-        except sa.exc.OperationalError:  # the switch is one of the few things that the busy timeout skips
+        except sa.exc.OperationalError:  # the busy timeout does not apply to this statement
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -173,7 +173,7 @@ def _use_wal(engine: sa.Engine) -> None:
 
 @contextmanager
 def _alone(conn: sa.Connection) -> Iterator[None]:
-    """A transaction that one process at a time is in."""
+    """A transaction that only one process at a time can be in."""
     backend = conn.dialect.name
     if backend == "sqlite":
         conn.exec_driver_sql("BEGIN IMMEDIATE")
@@ -216,7 +216,7 @@ def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
 
 
 def _optunas_tables() -> sa.MetaData:
-    """Optuna's tables, which on SQLite give no id out again: a worker of a deleted trial may still live."""
+    """Optuna's tables, changed so that SQLite never reuses an id: a worker of a deleted trial may still live."""
     tables = sa.MetaData()
     for table in models.BaseModel.metadata.sorted_tables:
         copy = table.to_metadata(tables)
@@ -232,13 +232,13 @@ def _add_columns(conn: sa.Connection) -> None:
 
 
 def _missing_columns(conn: sa.Connection) -> list[sa.Column[Any]]:
-    """Columns that the agents' table of an earlier version is without; all of them may be null."""
-    # What SQLAlchemy's inspection asks of MariaDB passes over `tell_outages`.
+    """Columns that the table of agents lacks if an earlier version has made it; all of them may be null."""
+    # Not by SQLAlchemy's inspection, whose queries to MariaDB bypass `tell_outages`.
     there = set(conn.execute(sa.text(f"SELECT * FROM {AGENTS.name} LIMIT 0")).keys())
     return [column for column in AGENTS.columns if column.name not in there]
 
 
 def _keep_microseconds(conn: sa.Connection) -> None:
-    """MySQL's DATETIME has whole seconds only, where every other database keeps what Optuna stores."""
+    """Make MySQL store microseconds, as other databases do; its DATETIME has whole seconds only."""
     for column in ("datetime_start", "datetime_complete"):
         conn.execute(sa.text(f"ALTER TABLE trials MODIFY {column} DATETIME(6)"))

@@ -1,4 +1,4 @@
-"""Several attributes of a study, changed together."""
+"""Changes several attributes of a study together."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def replace_study_attrs(
     Args:
         engine: The database.
         study_id: The study.
-        attrs: By key, what they become.
-        known: One of them, and what it is now.
+        attrs: The new values by key.
+        known: The key and the current value of one of them.
 
     Raises:
-        StudyError: It is not that any more: another process was faster. Nothing is stored.
+        StudyError: The stored value is no longer the known one: another process was faster. Nothing is stored.
     """
     table, (key, value) = STUDY_USER_ATTRS, known
     mine = (table.c.study_id == study_id, table.c.key == key, table.c.value_json == json.dumps(value))

@@ -1,8 +1,8 @@
-"""What the end of a study does to its paused trials: they are pruned at their last epoch.
+"""Prunes a study's paused trials, at their last epoch, when the study ends, and pauses them again if it continues.
 
-They keep the mark of a paused trial (`hpo.storage.pausing`), which counts only where a trial is RUNNING: with a
-larger budget they are paused again. Both happen under the study's lock. Who ends a study has looked before whether
-anything is left to be done, and prunes nothing where its budgets have changed since.
+They keep the mark of a paused trial (`hpo.storage.pausing`), which counts only in a RUNNING trial: with a larger
+budget they are paused again. Both happen under the study's lock. A process that ends a study has checked before
+that nothing is left to do, and prunes nothing if the budgets have changed since.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hpo.wording import paused_at_end
 def prune_paused(storage: StudyStorage, study_id: int, budgets: Budgets | None = None) -> Iterator[Settled]:
     """Store every paused trial of a study as pruned, each in a transaction of its own.
 
-    As `optuna.Study.tell` has it, a pruned trial's value is the last that it has reported; with several
-    objectives, or where that value is no number, it has none.
+    As with `optuna.Study.tell`, a pruned trial's value is the last that it has reported; with several objectives,
+    or if that value is NaN, it has none.
 
     Args:
-        storage: Where the study is; it owns no trial.
+        storage: The study's storage, without an owner.
         study_id: Optuna's id of the study.
-        budgets: Those by which nothing is left to be done; None: those of now. Where the study is given others
-            meanwhile, what is paused stays so.
+        budgets: The budgets with which nothing is left to do; None: the current ones. If the study gets others in
+            the meantime, the remaining trials stay paused.
 
     Yields:
-        What was done, by number, when it has been stored. A trial that a worker has resumed meanwhile is left out.
+        Each pruned trial, by number, after it has been stored. Trials that a worker has resumed are left out.
     """
     single = len(storage.get_study_directions(study_id)) == 1
     known = read_budgets(storage, study_id) if budgets is None else budgets
@@ -84,12 +84,12 @@ def _prune(storage: StudyStorage, trial_id: int, number: int, budgets: Budgets, 
 
 @patient
 def set_budgets(storage: StudyStorage, study_id: int, budgets: Budgets) -> None:
-    """Give a study its budgets. Where one is larger than before, what the study's end has pruned is paused again.
+    """Set a study's budgets. If one is larger than before, pause the trials again that the study's end has pruned.
 
     Args:
-        storage: Where the study is.
+        storage: The study's storage.
         study_id: Optuna's id of the study.
-        budgets: Both of them.
+        budgets: Both budgets.
     """
     with storage.transaction() as session:
         lock_study(session, study_id)
@@ -104,7 +104,7 @@ def _is_more(before: int | None, now: int | None) -> bool:
 
 
 def _pause_pruned(session: orm.Session, study_id: int) -> None:
-    """Let the trials that the study's end has pruned be paused again."""
+    """Pause the trials again that the study's end has pruned."""
     ended = sa.select(TRIALS.c.trial_id).where(*_paused_in(study_id, TrialState.PRUNED))
     noted = sa.select(sa.literal(study_id), TRIALS.c.trial_id).where(*_paused_in(study_id, TrialState.PRUNED))
     session.execute(sa.insert(CHANGES).from_select(["study_id", "trial_id"], noted))
@@ -114,5 +114,5 @@ def _pause_pruned(session: orm.Session, study_id: int) -> None:
 
 
 def _paused_in(study_id: int, state: TrialState) -> tuple[sa.ColumnElement[bool], ...]:
-    """A study's trials in a state that are paused, or were at the study's end."""
+    """Conditions on a study's trials: they are in this state, and are paused or were so at the study's end."""
     return TRIALS.c.study_id == study_id, TRIALS.c.state == state, IS_PAUSED

@@ -1,7 +1,7 @@
-"""Reading a study's own rows in one statement each, without Optuna's object-relational mapper.
+"""Reads a study's own rows, each in one statement and without Optuna's object-relational mapper.
 
-The first question to the mapper makes it set up all of Optuna's classes, which takes longer than all else that a
-command asks.
+The first query to the mapper sets up all of Optuna's classes, which takes longer than everything else that a
+command reads.
 """
 
 import json
@@ -48,7 +48,7 @@ def study_directions(conn: sa.Connection, study: int) -> list[StudyDirection]:
 
 
 def _attrs_of(table: sa.Table) -> sa.Select[tuple[Any, ...]]:
-    """A study's attributes; one row without a key where it has none."""
+    """The statement for a study's attributes; it returns one row without a key if the study has none."""
     return (
         sa.select(table.c.key, table.c.value_json)
         .outerjoin_from(STUDIES, table, table.c.study_id == STUDIES.c.study_id)

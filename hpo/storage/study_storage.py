@@ -1,14 +1,14 @@
-"""The shared storage: Optuna's relational storage, with a budget, leases and fencing.
+"""The shared storage: Optuna's relational storage with a budget, leases and fencing.
 
-`StudyStorage` writes Optuna's own tables, so every Optuna tool can read them, and adds what parallel, mortal
-workers need:
+`StudyStorage` writes Optuna's own tables, so every Optuna tool can read them, and adds what parallel workers that
+may die need:
 
-* a trial's row is its claim on the budget: it is refused in the transaction that would number it;
+* a trial's row is its claim on the budget: one trial too many is refused in the transaction that would number it;
 * a trial becomes RUNNING together with its owner's lease (`hpo.storage.ledger`), in one transaction;
 * an owner's write checks the lease in its own transaction, so a requeued trial's old owner can change nothing.
 
-Every operation waits for a database that is away (`hpo.storage.outage`). Where the connection broke while an
-operation was being committed, the next try finds in the ledger what the last one has done.
+Every operation waits for a database that is away (`hpo.storage.outage`). If the connection breaks during a commit,
+the next try finds out from the ledger what the previous one has done.
 """
 
 import contextlib
@@ -46,17 +46,17 @@ from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 from hpo.storage.rehearsal import rehearse_a_life
 from hpo.storage.together import GatheringStorage
 
-#: How an attempt ends that leaves its trial unfinished, by the state that it leaves it in.
+#: The outcome of an attempt that leaves its trial unfinished, by the trial's new state.
 _UNFINISHED: Final = {TrialState.WAITING: "requeued", TrialState.RUNNING: PAUSED}
 
 
 class _Claim(threading.local):
-    """What the current thread's operation has claimed, whether or not that has been committed.
+    """What the current thread's operation has claimed, committed or not.
 
     Attributes:
         trial_id: The trial.
-        attempt: The attempt at it.
-        room: How far the study's budget is raised for it; None: not at all.
+        attempt: The attempt at the trial.
+        room: How far the study's budget may be raised for the trial; None: not at all.
     """
 
     trial_id: int | None = None
@@ -70,7 +70,8 @@ class StudyStorage(GatheringStorage):
 
     Args:
         url: A normalised URL (`hpo.storage.engines.normalize_url`) of a database that has the schema.
-        owner: The process on whose behalf trials are run. Without one (dashboard, command line) writes are not
+        owner: The process on whose behalf trials are run. Without an owner (dashboard, command line) writes are
+        not
             fenced, and no leases are taken.
 
     Attributes:
@@ -82,14 +83,14 @@ class StudyStorage(GatheringStorage):
         super().__init__(url, owner)
 
     def __reduce__(self) -> tuple[type["StudyStorage"], tuple[str]]:
-        """A copy in another process opens its own connections, and owns nothing."""
+        """Pickle without connections and owner: a copy in another process opens its own, and owns nothing."""
         return (StudyStorage, (self.url,))
 
     # ------------------------------------------------------------------ studies
 
     @patient
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
-        """Create a study; DuplicatedStudyError where the name is taken."""
+        """Create a study; DuplicatedStudyError if the name is taken."""
         try:
             with self.transaction() as session:
                 if self.engine.name == "sqlite":
@@ -98,7 +99,7 @@ class StudyStorage(GatheringStorage):
         except DuplicatedStudyError:
             if not self.patience.tries or study_name is None:
                 raise
-            return self.get_study_id_from_name(study_name)  # by the last try, most likely
+            return self.get_study_id_from_name(study_name)  # most likely, the previous try has created it
 
     @patient
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
@@ -113,16 +114,16 @@ class StudyStorage(GatheringStorage):
             super().set_study_system_attr(study_id, key, value)
 
     def set_budget(self, study_id: int, n_trials: int | None) -> None:
-        """Set how many trials the study may have, imported ones aside; None for any number."""
+        """Set how many trials the study may have, without imported ones; None for any number."""
         self.set_study_user_attr(study_id, BUDGET_ATTR, n_trials)
 
     # ------------------------------------------------------------------ new trials
 
     def enqueue(self, study_id: int, template: FrozenTrial, room: Room) -> int:
-        """Add a trial that waits, and raise the study's budget for it, in one transaction; returns its id.
+        """Add a waiting trial, and raise the study's budget for it, in one transaction; returns its id.
 
         Raises:
-            BudgetExhaustedError: The budget may not be raised so far.
+            BudgetExhaustedError: ``room`` does not allow a budget that is large enough.
         """
         self._claim.room = room
         try:
@@ -145,12 +146,12 @@ class StudyStorage(GatheringStorage):
         if self._claim.attempt is not None:
             self._hold(id_of_trial(trial), self._claim.attempt)
         if self._claim.attempt is not None and template is None and not self.is_granting:
-            # Optuna reads next what it has just made. It is this owner's, who has not written to it yet.
+            # Optuna reads the new trial next; a copy will do, because only this owner could have written to it.
             self.keep_untouched(copy.deepcopy(trial))
         return trial
 
     def _insert_new_trial(self, study_id: int) -> FrozenTrial:
-        """As Optuna adds a trial without a template, without its mapper."""
+        """Add a trial without a template, as Optuna does but without its object-relational mapper."""
         with self.transaction() as session:
             lock_study(session, study_id)
             return as_shown(self._get_prepared_new_trial(study_id, None, session))
@@ -158,7 +159,7 @@ class StudyStorage(GatheringStorage):
     def _get_prepared_new_trial(
         self, study_id: int, template_trial: FrozenTrial | None, session: orm.Session
     ) -> models.TrialModel:
-        """Optuna's insertion, after the study's row has been locked, with our conditions in its transaction."""
+        """Insert a trial as Optuna does, after the study's row has been locked, with our checks in between."""
         if self._added_before(session, study_id, template_trial):
             return models.TrialModel.find_or_raise_by_id(cast("int", self._claim.trial_id), session)
         if template_trial is None:
@@ -170,7 +171,7 @@ class StudyStorage(GatheringStorage):
                 refuse_beyond_budget(session, study_id)
             trial = super()._get_prepared_new_trial(study_id, template_trial, session)
         self._claim.trial_id = cast("int", trial.trial_id)
-        if self.engine.name == "sqlite":  # which gives out the ids of deleted trials again
+        if self.engine.name == "sqlite":  # which may reuse the ids of deleted trials
             ledger.forget_trial(session, self._claim.trial_id)
         if self.owner is not None and trial.state == TrialState.RUNNING:
             self._claim.attempt = ledger.claim(session, self._claim.trial_id, self.owner)
@@ -187,7 +188,7 @@ class StudyStorage(GatheringStorage):
         return is_stored_as(session, trial_id, study_id, template)
 
     def _claimed_before(self, session: orm.Session, trial_id: int, owner: Owner | None) -> bool:
-        """Whether an earlier try of this operation has got the lease of a trial for an owner after all."""
+        """Whether an earlier try of this operation has taken a trial's lease for an owner after all."""
         if not self.patience.tries or self._claim.attempt is None or owner is None:
             return False
         return ledger.is_held_by(session, trial_id, self._claim.attempt, owner)
@@ -203,7 +204,7 @@ class StudyStorage(GatheringStorage):
         distribution: BaseDistribution,
         previous_distribution: BaseDistribution | None,
     ) -> None:
-        if previous_distribution is None:  # only the first time in a process: Optuna looks the distribution up
+        if previous_distribution is None:  # only the first time in a process: Optuna looks up the distribution
             self._untouched.clear()
             with self.transaction() as session:
                 self._fence(session, trial_id)
@@ -212,7 +213,7 @@ class StudyStorage(GatheringStorage):
         try:
             check_distribution_compatibility(previous_distribution, distribution)
         except ValueError:
-            self._explain_refusal(trial_id)  # a lost lease or a finished trial is the better reason
+            self._explain_refusal(trial_id)  # a lost lease or a finished trial is the more important error
             raise
         row = {
             "param_name": param_name,
@@ -223,7 +224,7 @@ class StudyStorage(GatheringStorage):
 
     @patient
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Store a user attribute; the owner's ``hpo:outcome`` becomes its attempt's outcome, too."""
+        """Store a user attribute; ``hpo:outcome`` also becomes the outcome of the owner's attempt."""
         self._write(TRIAL_USER_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
         held = self._held.get(trial_id)
         if key == OUTCOME_ATTR and held is not None:
@@ -236,10 +237,10 @@ class StudyStorage(GatheringStorage):
 
     @patient
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Read a trial; LeaseLostError for one held by this storage that runs no longer.
+        """Read a trial; LeaseLostError for one that this storage holds but that no longer runs.
 
-        Optuna's ``tell`` reads first and answers ValueError when the trial is not RUNNING. The owner has to
-        learn the reason, and learns it here, without a statement more.
+        Optuna's ``tell`` reads first, and raises ValueError if the trial is not RUNNING. The owner needs to know
+        the reason, and gets it here without another statement.
         """
         if trial_id in self._untouched:
             return self._untouched.pop(trial_id)
@@ -254,10 +255,10 @@ class StudyStorage(GatheringStorage):
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
-        """Change a trial's state, and its lease with it.
+        """Change a trial's state together with its lease.
 
         Returns:
-            False if the trial was to become RUNNING, and another worker was faster.
+            False if the trial was to become RUNNING and another worker was faster.
         """
         if state == TrialState.RUNNING:
             return self._take(trial_id, values)
@@ -265,19 +266,19 @@ class StudyStorage(GatheringStorage):
 
     @patient
     def requeue(self, trial_id: int, reason: str | None = None) -> None:
-        """Give a held trial back: it goes from RUNNING to WAITING with all that is stored about it."""
+        """Requeue a held trial: it goes from RUNNING to WAITING, with everything that is stored about it."""
         self.attempt_of(trial_id)
         self._release(trial_id, TrialState.WAITING, None, reason)
 
     @patient
     def pause(self, trial_id: int, epoch: int) -> None:
-        """Pause a held trial after an epoch whose checkpoint is on disk: only `resume` takes it from then on."""
+        """Pause a held trial after an epoch whose checkpoint is on disk; from then on only `resume` takes it."""
         self.attempt_of(trial_id)
         self._release(trial_id, TrialState.RUNNING, None, f"after epoch {epoch}", paused=epoch)
 
     @patient
     def resume(self, trial_id: int) -> bool:
-        """Take a paused trial for the owner; False if it is not paused any more: another process was faster."""
+        """Take a paused trial for the owner; False if it is no longer paused: another process was faster."""
         assert self.owner is not None, "only who trains may resume a trial"
         owner = self.owners.get(trial_id, self.owner)
         if not self.patience.tries:
@@ -302,7 +303,7 @@ class StudyStorage(GatheringStorage):
             query = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id).with_for_update()
             won = self._claimed_before(session, trial_id, owner)
             if owner is not None and session.execute(query).scalar() == TrialState.WAITING:
-                forget_pause(session, trial_id, decision=False)  # of one that another tool has let wait
+                forget_pause(session, trial_id, decision=False)  # another tool may have made a paused one wait
                 self._claim.attempt = ledger.claim(session, trial_id, owner)
                 self._store_grant(session, trial_id, only_first=True)
             won = won or super().set_trial_state_values(trial_id, TrialState.RUNNING, values)
@@ -319,13 +320,13 @@ class StudyStorage(GatheringStorage):
         paused: int | None = None,
     ) -> bool:
         self._untouched.clear()
-        # Out of sight of the heartbeat, which would take the ended attempt for a lost one.
+        # Removed first, so that the heartbeat does not take the ended attempt for a lost one.
         held = self._held.pop(trial_id, None)
         attempt, said = (None, None) if held is None else (held.attempt, held.outcome)
         outcome = _UNFINISHED.get(state, said or state.name.lower())
         try:
             with self.transaction() as session:
-                if self._gathered.trial_id == trial_id:  # refused as what follows is
+                if self._gathered.trial_id == trial_id:  # if these are refused, so is what follows
                     self._execute_rows(session, trial_id, attempt, self._gathered.rows)
                 if held is None:
                     self._take_away(session, trial_id, outcome)
@@ -337,7 +338,7 @@ class StudyStorage(GatheringStorage):
                 if paused is not None:
                     set_attr(session, TRIAL_USER_ATTRS, trial_id, PAUSED_ATTR, paused)
                 done = set_state(session, trial_id, state, values or ())
-                if not done:  # Optuna knows why
+                if not done:  # Optuna's method raises the right error
                     done = super().set_trial_state_values(trial_id, state, values)
         except BaseException:  # of the commit, too
             if held is not None:
@@ -349,7 +350,7 @@ class StudyStorage(GatheringStorage):
         return done
 
     def _take_away(self, session: orm.Session, trial_id: int, outcome: str) -> None:
-        """End the lease of a trial that this storage does not hold, or its pause, so that looks read it again."""
+        """End the lease of a trial that this storage does not hold, or its pause, with a note so looks read it."""
         study_id = lock_study_of(session, trial_id)
         self._fence(session, trial_id)
         ledger.end_open(session, trial_id, outcome)
@@ -360,9 +361,9 @@ class StudyStorage(GatheringStorage):
     # ------------------------------------------------------------------ life and death
 
     def rehearse(self, study_id: int) -> None:
-        """Send a trial's statements to the database once, so that they change nothing; see `rehearsal`.
+        """Execute the statements of a trial's life once, without changing anything; see `rehearsal`.
 
-        Those that are transactions of their own are sent for a trial that does not exist.
+        Statements that are transactions of their own are executed for a trial that does not exist.
         """
         absent, same = -1, FloatDistribution(0.0, 1.0)
         for write in (

@@ -1,4 +1,7 @@
-"""Several writes to a trial that are stored in one transaction: they cost little more than one of them."""
+"""The part of the storage that gathers several writes to a trial, and stores them in one transaction.
+
+That takes little longer than a single write.
+"""
 
 import contextlib
 import itertools
@@ -25,7 +28,7 @@ _REPORT: Final = ("step", "intermediate_value", "intermediate_value_type")
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a trial: its table, its key within the trial, its values, and whether it replaces what is there."""
+    """A row of a trial: table, key column, values by column, and whether it replaces an existing row."""
 
     table: sa.Table
     key: str
@@ -34,24 +37,24 @@ class _Row:
 
     @property
     def kind(self) -> tuple[sa.Table, str, tuple[str, ...], bool]:
-        """Rows of one kind are stored by one statement."""
+        """Rows of the same kind are stored by one statement."""
         return self.table, self.key, tuple(self.values), self.replace
 
 
 @dataclass
 class _Gathered(threading.local):
-    """What the current thread has written and not stored yet; ``trial_id`` is None where it stores immediately."""
+    """What the current thread has written and not stored yet; ``trial_id`` is None if it stores immediately."""
 
     trial_id: int | None = None
     rows: list[_Row] = field(default_factory=list)
 
 
 class GatheringStorage(GrantingStorage):
-    """Optuna's storage with writes to a trial that can be gathered.
+    """A `GrantingStorage` that can gather writes to a trial.
 
     Args:
-        url: As of `LeasedStorage`.
-        owner: As of `LeasedStorage`.
+        url: See `LeasedStorage`.
+        owner: See `LeasedStorage`.
     """
 
     def __init__(self, url: str, owner: Owner | None) -> None:
@@ -60,10 +63,11 @@ class GatheringStorage(GrantingStorage):
 
     @contextlib.contextmanager
     def together(self, trial_id: int) -> Iterator[None]:
-        """Store what this thread writes to a trial inside in one transaction: parameters, values, attributes.
+        """Store this thread's writes to a trial in the block in one transaction: parameters, values, attributes.
 
-        They are stored with a change of the trial's state inside, or at the end; after an error too, unless it is
-        the database's. What is read inside does not show them. Inside another one of these, that one stores them.
+        They are stored when the trial's state changes in the block, or else at its end; after an error too, unless
+        the database has raised it. Reads in the block do not show them. Of nested blocks, the outermost stores
+        them.
 
         Raises:
             LeaseLostError: Another attempt has the trial; nothing is stored.
@@ -84,17 +88,17 @@ class GatheringStorage(GrantingStorage):
 
     @patient
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """Store a reported value, in place of what was reported for the step before."""
+        """Store a reported value; it replaces an earlier value of the same step."""
         self.set_trial_intermediate_values(trial_id, {step: intermediate_value})
 
     @patient
     def set_trial_intermediate_values(self, trial_id: int, values: Mapping[int, float]) -> None:
-        """Store reported values of several steps, all or none, in place of what was reported for them before."""
+        """Store reported values of several steps, all or none; they replace earlier values of the same steps."""
         self._write_rows(trial_id, _reports(values))
 
     @patient
     def extend(self, trial_id: int, grant: Grant, values: Mapping[int, float]) -> None:
-        """Grant a held trial more, and store values that it has reported, by step.
+        """Store another grant for a held trial, and values that it has reported, by step.
 
         Raises:
             OldGrantError: The grant is not the study's next one; nothing is stored.
@@ -103,7 +107,7 @@ class GatheringStorage(GrantingStorage):
         self._untouched.clear()
         attempt = self.attempt_of(trial_id)
         with self.one_transaction() as conn:
-            # All workers wait for who adds a grant: that is the last thing to do.
+            # The grant comes last, because all workers wait for a transaction that adds one.
             if not values:
                 self._fence(conn, trial_id)
             elif not self._execute_rows(conn, trial_id, attempt, _reports(values)):
@@ -112,7 +116,7 @@ class GatheringStorage(GrantingStorage):
                 add_grant(conn, trial_id, grant)
 
     def rehearse_together(self, absent: int) -> None:
-        """Send the statements that store several rows to the database, for a trial that does not exist."""
+        """Execute the statements that store several rows, for a trial that does not exist."""
         param = {"param_value": 0.0, "distribution_json": ""}
         for table, key, values in (
             (PARAMS, "param_name", param),
@@ -126,7 +130,7 @@ class GatheringStorage(GrantingStorage):
     def _write(
         self, table: sa.Table, trial_id: int, key: str, values: dict[str, Any], *, replace: bool = True
     ) -> None:
-        """Store one row of a trial; raises if the trial may not be written to."""
+        """Store or gather one row of a trial; when it is stored, raises if the trial may not be written to."""
         self._write_rows(trial_id, [_Row(table, key, values, replace)])
 
     def _write_rows(self, trial_id: int, rows: Sequence[_Row]) -> None:
@@ -146,7 +150,7 @@ class GatheringStorage(GrantingStorage):
             self._explain_refusal(trial_id)
 
     def _execute_rows(self, conn: Executor, trial_id: int, attempt: int | None, rows: Sequence[_Row]) -> bool:
-        """Store rows in the caller's transaction; False where one kind of them was refused, or was there."""
+        """Store rows in the caller's transaction; False if rows of one kind were refused, or existed already."""
         whose = {"trial": trial_id} if attempt is None else {"trial": trial_id, "attempt": attempt}
         stored = True
         for (table, key, columns, replace), group in itertools.groupby(rows, lambda row: row.kind):
@@ -157,7 +161,7 @@ class GatheringStorage(GrantingStorage):
             result = cast("sa.CursorResult[Any]", conn.execute(statement, new if len(new) > 1 else new[0]))
             if not result.rowcount and replace:
                 return False
-            stored = stored and bool(result.rowcount)  # one that was there is no reason to leave out what follows
+            stored = stored and bool(result.rowcount)  # an existing row is no reason to skip the following ones
         return stored
 
 

@@ -1,7 +1,7 @@
-"""Optuna's relational storage with transactions made for many small writers, and patience with its database.
+"""Optuna's relational storage with connections and transactions for many small writers, and patience.
 
-Sessions are thread-local and one transaction long. Optuna's methods open theirs from ``self.scoped_session``; a
-check that must share the transaction runs on that session first, and Optuna's method then commits both.
+Sessions are thread-local and last for one transaction. Optuna's methods get theirs from ``self.scoped_session``; a
+check that must be in the same transaction runs on that session first, and Optuna's method then commits both.
 """
 
 import threading
@@ -24,7 +24,7 @@ from hpo.storage.process_forks import keep_from_forks
 
 
 class _Intent(threading.local):
-    """Whether the current thread's transaction is one that writes."""
+    """How many `_writing` blocks the current thread is in: above 0, its transactions write."""
 
     writing = 0
 
@@ -36,7 +36,7 @@ class TransactionalStorage(PreparedStorage):
         url: A normalised URL (`hpo.storage.engines.normalize_url`) of a database that has the schema.
 
     Attributes:
-        patience: Waits where the database is away.
+        patience: Waits while the database is away.
         pooler: The folder of the pooler that it connects through (`hpo.storage.pooler`); None without one.
     """
 
@@ -58,7 +58,7 @@ class TransactionalStorage(PreparedStorage):
             self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def check(self) -> None:
-        """Look whether the database's file is still there; a server is not asked.
+        """Check that the database's file is still there; for a server this does nothing.
 
         Raises:
             DatabaseGoneError: It was removed or replaced.
@@ -67,33 +67,33 @@ class TransactionalStorage(PreparedStorage):
             self.engine.connect().close()
 
     def connect_through(self, pooler: Path) -> None:
-        """Use a pooler (`hpo.storage.pooler.running_pooler`) from now on, in place of connections of its own."""
+        """Connect through a pooler (`hpo.storage.pooler.running_pooler`) from now on."""
         self.pooler = pooler
         connect_through(self.engine, pooler)
         self.close()
 
     def close(self) -> None:
-        """Close all connections; the storage opens new ones when it is used again."""
+        """Close all connections; the storage opens new ones when it is next used."""
         self.scoped_session.remove()
         self.engine.dispose()
 
     def rest(self) -> None:
-        """Close the connections of which a server has few, where the storage is not used for a while."""
+        """Close all connections to a server, which has few; to call when the storage is unused for a while."""
         if self.engine.dialect.name != "sqlite":
             self.close()
 
     def rest_if_idle(self, seconds: float) -> None:
-        """Close the connections of which a server has few, where none has been used for so many seconds."""
+        """Close all connections to a server, which has few, if none has been used for this many seconds."""
         pool = self.engine.pool
         if isinstance(pool, IdlePool):
             pool.close_idle(seconds)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Make the transactions begun inside take SQLite's write lock with their first statement.
+        """Make transactions that begin in the block take SQLite's write lock with their first statement.
 
-        Optuna reads before it writes. A transaction that has read on SQLite can't become a writer once another
-        process has written: it fails immediately, with any busy timeout.
+        Optuna reads before it writes. A SQLite transaction that began by reading can't write once another process
+        has written: it fails immediately, whatever the busy timeout.
         """
         self._intent.writing += 1
         try:
@@ -103,7 +103,7 @@ class TransactionalStorage(PreparedStorage):
 
     @contextmanager
     def transaction(self) -> Iterator[orm.Session]:
-        """A writing transaction on this thread's session; Optuna's methods called inside join and end it."""
+        """A writing transaction on this thread's session; Optuna's methods called in the block join and end it."""
         with self.patience.whole(), self._writing(), scoped_transaction(self.scoped_session) as session:
             yield session
 
@@ -115,17 +115,17 @@ class TransactionalStorage(PreparedStorage):
 
     @contextmanager
     def one_transaction(self) -> Iterator[sa.Connection]:
-        """A connection whose statements are one writing transaction; it is no session's, and costs less."""
+        """A connection whose statements are one writing transaction; cheaper than a session's (`transaction`)."""
         with self._explained(), self._writing(), self.engine.begin() as conn:
             yield conn
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Give the errors of a connection the types that operations raise."""
+        """Convert the errors of a connection to the types that operations raise."""
         try:
             yield
         except sa.exc.SQLAlchemyError as error:
             raise StorageInternalError(f"the database refused a statement: {error}") from error
         except self.engine.dialect.loaded_dbapi.Error as error:
-            # The statement is done, and the connection broke while it was given back.
+            # The statement was executed, and the connection broke when it was returned to the pool.
             raise DatabaseAwayError(first_line(error)) from error

@@ -1,8 +1,8 @@
-"""Trials read from Optuna's tables in two statements, without its object-relational mapper.
+"""Reads trials from Optuna's tables in two statements, without its object-relational mapper.
 
 Optuna reads a trial in six statements, and builds an object for every row. Here the first statement reads the
-trials, the second everything that belongs to them. A finished trial's rows change no more, so one that the first
-statement found finished is read whole.
+trials, the second everything that belongs to them. A finished trial's rows no longer change, so a trial that the
+first statement found finished is read consistently.
 """
 
 import functools
@@ -30,23 +30,23 @@ from hpo.storage.optuna_private import (
     models,
 )
 
-# Trials that are read whole in one statement. A server may read each table once for it, and the client holds all
-# of its answer: fewer at a time would cost the one more work, and more the other more memory.
+# Trials that are read whole in one statement. A server may read each table once per statement, and the client
+# holds the whole answer: fewer trials would cost the server more work, more trials the client more memory.
 _WHOLE_AT_ONCE: Final = 2_000
-# Rows held at a time: all that are held together count as new objects, which start long garbage collections.
+# Rows held at a time: more of them would be so many new objects that they trigger long garbage collections.
 _FETCHED: Final = 200
 _FINITE: Final = "FINITE"
 _NOT_FINITE: Final = {"INF_POS": math.inf, "INF_NEG": -math.inf, "NAN": math.nan}
 _EPOCH: Final = datetime(1970, 1, 1)
 
-#: A parameter or value of a trial: place, name or kind, number, text.
+#: A parameter or value of a trial: position, name or kind, number, text.
 Entry = tuple[int, str, Any, Any]
 
 
 class TrialRow(NamedTuple):
     """A trial's own row; times are naive UTC, as stored.
 
-    ``paused`` is the mark of a trial that is paused or was at its end, as stored; None for any other.
+    ``paused`` is the stored mark of a trial that is paused, or was when its study's end pruned it; else None.
     """
 
     trial_id: int
@@ -58,7 +58,7 @@ class TrialRow(NamedTuple):
 
     @property
     def pause(self) -> str | None:
-        """The mark of a trial that is paused; it trains at least one epoch before it pauses with another one."""
+        """The mark of a paused trial, else None; a trial that resumes and pauses again has another mark."""
         return self.paused if self.state == TrialState.RUNNING else None
 
 
@@ -73,11 +73,11 @@ _ROW = (
     .scalar_subquery(),
 )
 
-# Statements are built once: building one costs as much as a small database takes to answer it.
+# Statements are built once: building one takes as long as a small database takes to answer it.
 _AFTER = TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
 _STUDY = TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer)
 _OF_STUDY = sa.select(*_ROW).where(_STUDY)
-# All trials of a study beside the marks of paused ones: a look for each trial takes a server much longer.
+# All trials of a study joined with the marks of paused ones: a subquery per trial takes a server much longer.
 _MARK = TRIAL_USER_ATTRS.alias("mark")
 _WITH_MARK = (
     sa.select(*_ROW)
@@ -119,7 +119,7 @@ def trial_row(conn: sa.Connection, trial_id: int) -> TrialRow:
 
 
 def trial_rows(conn: sa.Connection, study_id: int, *, after: int, among: Collection[int]) -> list[TrialRow]:
-    """The rows of a study's trials with an id above ``after`` or among the given ones, by id."""
+    """The rows of a study's trials whose id is above ``after`` or in ``among``, by id."""
     asked = _asked(study_id, after, among)
     rows = conn.execute(_ROWS_OR_AMONG if asked["among"] else _ROWS_AFTER, asked).all()
     return [row for row in map(TrialRow._make, rows) if row.trial_id > after or row.trial_id in among]
@@ -128,7 +128,7 @@ def trial_rows(conn: sa.Connection, study_id: int, *, after: int, among: Collect
 def rows_since(
     conn: sa.Connection, study_id: int, change: int, *, after: int, among: Collection[int]
 ) -> tuple[int, set[int], list[TrialRow]]:
-    """The latest change, the trials that have changed after one, and their rows with those of `trial_rows`."""
+    """The latest change, the trials with a change after ``change``, and the rows of these and of `trial_rows`."""
     asked = _asked(study_id, after, among) | {"change": change}
     rows, changed = dict[int, TrialRow](), set[int]()
     for *row, of_change in conn.execute(_ROWS_OR_AMONG_SINCE if asked["among"] else _ROWS_AFTER_SINCE, asked):
@@ -142,7 +142,7 @@ def rows_since(
 
 
 def sampled_rows(conn: sa.Connection, study_id: int, *, most: int, maximize: bool) -> tuple[int, list[TrialRow]]:
-    """The highest id of a study's trials, and their rows; of a very large study those of a sample."""
+    """The highest id of a study's trials, and their rows; for a very large study, those of a sample."""
     trials, last = sample.extent(conn, study_id)
     if trials <= most:
         return last, trial_rows(conn, study_id, after=-1, among=())
@@ -152,7 +152,7 @@ def sampled_rows(conn: sa.Connection, study_id: int, *, most: int, maximize: boo
 
 
 def _asked(study_id: int, after: int, among: Collection[int]) -> dict[str, Any]:
-    """Parameters of a statement about trials above an id, or among some; if many, about all above the least."""
+    """Parameters of a statement about trials above an id or in a list; for a long list, all above its least id."""
     if len(among) <= id_lists.AT_ONCE:
         return {"study": study_id, "after": after, "among": list(among)}
     return {"study": study_id, "after": min(min(among) - 1, after), "among": []}
@@ -165,7 +165,7 @@ def rows_of(conn: sa.Connection, trial_ids: Sequence[int]) -> list[TrialRow]:
 
 
 def whole_trials(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
-    """The trials of these rows with all that belongs to them, in the same order."""
+    """The trials of these rows with everything that belongs to them, in the same order."""
     return [trial for chunk in in_chunks(rows, _WHOLE_AT_ONCE) for trial in _whole(conn, chunk)]
 
 
@@ -191,7 +191,7 @@ _SYSTEM_ATTRS_OF_ONE = (
 def _entries(
     table: sa.Table, order: str | None, name: str, number: str | None, text: str | None
 ) -> sa.Select[tuple[Any, ...]]:
-    """What one of the tables holds about some trials, in columns that all the tables can share."""
+    """The statement for what one table holds about some trials, with the same columns for all tables."""
     return sa.select(
         sa.literal_column(f"'{table.name}'").label("source"),
         table.c.trial_id,
@@ -202,7 +202,7 @@ def _entries(
     ).where(in_list(table.c.trial_id, "trials"))
 
 
-# The first query has a value in every column: it is what databases take the columns' types from.
+# The first query has a value in every column, because databases take the columns' types from it.
 _ALL_ENTRIES = sa.union_all(
     _entries(PARAMS, "param_id", "param_name", "param_value", "distribution_json"),
     _entries(VALUES, "objective", "value_type", "value", None),
@@ -237,7 +237,7 @@ def trials_of(
     user_attrs: dict[int, dict[str, Any]],
     system_attrs: dict[int, dict[str, Any]],
 ) -> list[FrozenTrial]:
-    """The trials of these rows with what belongs to each, which is taken out of the mappings by trial."""
+    """Build the trials of these rows with what belongs to each; removes it from the mappings (by trial id)."""
     return [
         _trial_of(
             row,
@@ -252,7 +252,7 @@ def trials_of(
 
 
 def _trial_of(row: TrialRow, params: list[Entry], values: list[Entry], **others: dict[Any, Any]) -> FrozenTrial:
-    """The trial of a row with its parameters and values, both in their order, and with its other fields."""
+    """Build a trial from its row, its parameters and values, both in order, and its other fields."""
     distributions = {name: _distribution(text) for _, name, _, text in params}
     return FrozenTrial(
         number=row.number,
@@ -268,11 +268,11 @@ def _trial_of(row: TrialRow, params: list[Entry], values: list[Entry], **others:
     )
 
 
-# Trials share their distributions: a study has a few, and nothing changes one.
+# Trials share distribution objects: a study has only a few, and they are never changed.
 _distribution = functools.lru_cache(maxsize=1024)(json_to_distribution)
 
 
 def _local(stored: datetime | None) -> datetime | None:
     """Optuna stores naive UTC and shows naive local time."""
-    # A tenth of the time of conversions between aware times: each trial has two.
+    # This takes a tenth of the time of converting aware times, and each trial has two times.
     return None if stored is None else datetime.fromtimestamp((stored - _EPOCH).total_seconds())
