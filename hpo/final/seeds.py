@@ -56,7 +56,7 @@ class Estimate:
 def estimate(values: Sequence[float]) -> Estimate:
     """The mean of at least one value with its confidence interval, by Student's t with n - 1 degrees of freedom.
 
-    Student, "The Probable Error of a Mean", Biometrika 6 (1908), 1-25. The values are taken as normally distributed.
+    Student, "The Probable Error of a Mean", Biometrika 6 (1908), 1-25. It assumes normally distributed values.
     """
     n, mean = len(values), statistics.fmean(values)
     if n < _FEWEST:
