@@ -165,7 +165,7 @@ class Fleet:
             in_order = change.in_order or self._draining is not None
             what = "ended" if in_order or change.asked else "died"
             self._report(AgentNews(placement.id, what, host, change.cause))
-            if not in_order:  # even if `asked`: otherwise, who stops each agent has it replaced for ever
+            if not in_order:  # even if `asked`: otherwise a person who stops each agent gets new ones for ever
                 self._died(change)
         elif isinstance(change, NodeGone):
             self._report(AgentNews(placement.id, "lost", change.host, "its machine is gone"))

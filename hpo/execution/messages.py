@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Order:
-    """What the workers of a study are to do.
+    """What the workers of a study do.
 
     Attributes:
         spec: The study file.
@@ -41,7 +41,7 @@ class Order:
 
 @dataclass(frozen=True)
 class WorkerOrder(Order):
-    """What one worker is to do.
+    """What one worker does.
 
     Attributes:
         label: The worker's name in the ledger and in logs.

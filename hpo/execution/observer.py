@@ -98,7 +98,7 @@ class Observer:
     ) -> Iterator[tuple[TrialRow, FrozenTrial | None, Attempt | None]]:
         """Trials that have changed or may change at any time; those in ``states`` are read whole."""
         storage, study_id = self._opened.storage, self._opened.study_id
-        with storage.engine.connect() as conn:  # leases first: a trial that ends meanwhile is seen to have ended
+        with storage.engine.connect() as conn:  # leases first: a trial that ends in between is seen as ended
             leases = {each.trial_id: each.lease for each in ledger.running_trials(conn, study_id)}
         self._change, changed = storage.changes_since(study_id, self._change)
         self._unfinished |= changed  # kept until they are noted: the database may go away before that

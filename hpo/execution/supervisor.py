@@ -175,7 +175,7 @@ class Supervisor:
             worker.excuse(now, stopped_s)
 
     def _tick(self) -> None:
-        """Check what no message reports: limits, the time limit, workers elsewhere."""
+        """Check what no message reports: limits of trials, the run's time limit, workers elsewhere."""
         now = time.monotonic()
         self._next_tick = now + min(_TICK, self._upkeep.interval)
         if self._ending is Ending.DONE and now >= self._deadline:

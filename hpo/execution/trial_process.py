@@ -90,7 +90,7 @@ class Extension:
 
 
 class WhyOver(Enum):
-    """Why a trial process trains no more."""
+    """Why a trial process has stopped training."""
 
     TRIAL = "it has dealt with its trial"
     KEPT = "its trial has paused, and it waits for that to resume"
@@ -100,7 +100,7 @@ class WhyOver(Enum):
 
 @dataclass(frozen=True)
 class Over:
-    """To the worker: a trial process trains no more.
+    """To the worker: a trial process has stopped training.
 
     Attributes:
         ended: Why; the process ends too, unless it is kept.
@@ -289,7 +289,7 @@ class Orders:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def assignment(self) -> Assignment | None:
-        """Wait for the trial to train; None if the worker is gone."""
+        """Wait for the trial to train; None once the worker has closed the connection."""
         told = self._next()
         return told if isinstance(told, Assignment) else None
 

@@ -65,7 +65,7 @@ PAUSE_AT_ATTR: Final = "hpo:pause_at"
 GRANTS_ATTR: Final = "hpo:grants"
 #: For a fork of another trial, where it began; see `hpo.storage.lineage`.
 FORK_ATTR: Final = "hpo:fork"
-#: What determines its training beside its config: seed, threads and the like.
+#: What its run used beside its config: seed, threads and the like.
 RUN_ATTR: Final = "hpo:run"
 #: The earlier trial with the same parameters whose value it took over.
 SAME_AS_ATTR: Final = "hpo:same_as"

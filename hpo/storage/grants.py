@@ -61,7 +61,7 @@ Extend = Callable[[Mapping[int, float]], Granted | None]
 
 @dataclass(frozen=True)
 class Grant:
-    """A grant that is to be stored.
+    """A grant to store.
 
     Attributes:
         study_id: Optuna's id of the study.

@@ -30,8 +30,7 @@ def open_storage(
             worker starts.
         study: Name of the study for which tables would be made; None for any.
         owner: On whose behalf this process runs trials; None if it runs none. With an owner it waits for a
-        database
-            that is away, because the main process has already reached it.
+            database that is away, because the main process has already reached it.
         pooler: The folder of a pooler to connect through (`hpo.storage.pooler`); None for none.
 
     Raises:

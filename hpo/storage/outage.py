@@ -219,7 +219,7 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
     def translate(context: sa.engine.ExceptionContext) -> BaseException | None:
         error = context.original_exception
         if not isinstance(error, Exception) or (context.is_pre_ping and context.is_disconnect):
-            return None  # a failed ping makes the pool connect anew
+            return None  # a failed ping makes the pool reconnect
         if _sqlite_code(error) in _SQLITE_FAILURES:
             problem, fix = _SQLITE_FAILURES[_sqlite_code(error)]
             return DatabaseError(f"{shown}: {problem}\n  fix: {fix}, {_RESUME}; what is stored is intact")

@@ -70,8 +70,7 @@ class StudyStorage(GatheringStorage):
 
     Args:
         url: A normalised URL (`hpo.storage.engines.normalize_url`) of a database that has the schema.
-        owner: The process on whose behalf trials are run. Without an owner (dashboard, command line) writes are
-        not
+        owner: The process on whose behalf trials are run. Without one (dashboard, command line) writes are not
             fenced, and no leases are taken.
 
     Attributes:

@@ -66,7 +66,7 @@ class GatheringStorage(GrantingStorage):
         """Store this thread's writes to a trial in the block in one transaction: parameters, values, attributes.
 
         They are stored when the trial's state changes in the block, or else at its end; after an error too, unless
-        the database has raised it. Reads in the block do not show them. Of nested blocks, the outermost stores
+        the storage has raised it. Reads in the block do not show them. Of nested blocks, the outermost stores
         them.
 
         Raises:

@@ -21,7 +21,7 @@ _MODULES: Final = {"local": "local", "ray": "ray_engine", "k8s": "kubernetes", "
 
 @dataclass(frozen=True)
 class Address:
-    """Where agents are to be placed, as a person writes it.
+    """Where agents are placed, as a person writes it.
 
     Attributes:
         text: The whole text, ``KIND[:PLACE][,key=value]…``.

@@ -1,4 +1,4 @@
-"""Runs the commands of engines: an engine whose command times out or can't be started counts as away."""
+"""Runs the commands of engines: if one times out, or its process finds no room, the engine counts as away."""
 
 from __future__ import annotations
 

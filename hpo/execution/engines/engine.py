@@ -128,7 +128,7 @@ class Ended:
     Attributes:
         placement: The agent.
         cause: Why, for people.
-        in_order: It ended by itself with exit code 0, or was taken back before it had a machine.
+        in_order: It ended by itself with exit code 0; with Ray also if it was taken back before it ran.
         asked: It ended because it was asked to, perhaps by someone other than the driver.
     """
 

@@ -100,7 +100,7 @@ class KubernetesEngine:
         self._clock = clock
         self._known: dict[Placement, _Known] = {}
         self._keys: set[str] = set()
-        self._given_up: list[str] = []  # Jobs that are to be deleted
+        self._given_up: list[str] = []  # Jobs to delete
         self._next_look = 0.0
 
     def place(self, order: AgentOrder, count: int) -> list[Placement]:
