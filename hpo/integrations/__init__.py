@@ -1,1 +1,1 @@
-"""Callbacks by which other libraries' trainers train a trial: Lightning's, and that of Transformers."""
+"""Callbacks with which the trainers of other libraries train a trial: Lightning and Transformers."""

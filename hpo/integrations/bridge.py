@@ -1,4 +1,4 @@
-"""What the callbacks of all libraries do on a trial's session: resume once, check, report."""
+"""`Bridge`: what the callbacks for all libraries do with a trial's session: resume once, check, report."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Bridge:
 
     Args:
         trial: The trial's session.
-        training: The call that trains, for messages, such as ``trainer.fit(…, ckpt_path={})`` with a place for
-            what resumes.
+        training: The call that trains, for messages, such as ``trainer.fit(…, ckpt_path={})`` with a placeholder
+            for the checkpoint.
 
     Attributes:
         trial: The trial's session.
-        rng: The random generators' states in the loaded checkpoint; None where there is none.
+        rng: The states of the random generators in the loaded checkpoint; None without one.
     """
 
     def __init__(self, trial: Session, training: str) -> None:
@@ -33,9 +33,9 @@ class Bridge:
         self._loaded = self._begun = False
 
     def load(self) -> Any | None:
-        """What the session has saved; the random generators stay as they are until training begins.
+        """What the session has saved; the random generators are not restored before training begins.
 
-        Code between here and there, such as a split of the data, draws what it drew in the first attempt.
+        So code that runs in between, such as a split of the data, draws the same numbers as in the first attempt.
 
         Raises:
             StudyError: The trial has been trained already.
@@ -58,10 +58,10 @@ class Bridge:
         return self._training.format("callback.load_checkpoint()")
 
     def begin(self) -> None:
-        """Say that training begins.
+        """Record that training begins.
 
         Raises:
-            StudyError: It has begun before, or does not know where to resume.
+            StudyError: It has begun before, or `load` was not called, so that it could not resume.
         """
         if not self._loaded:
             raise StudyError(
@@ -75,15 +75,15 @@ class Bridge:
         self._begun = True
 
     def check_device(self, device: torch.device, processes: int, fix: str) -> None:
-        """Refuse another device than the trial's, and several.
+        """Refuse a device other than the trial's, and several devices.
 
         Args:
-            device: Where the trainer trains.
-            processes: How many devices and processes it trains on.
+            device: The device on which the trainer trains.
+            processes: How many devices or processes it trains on.
             fix: What to write instead.
 
         Raises:
-            StudyError: It is not the trial's one.
+            StudyError: It is not the trial's device alone.
         """
         own = self.trial.device
         if processes > 1:
@@ -95,7 +95,7 @@ class Bridge:
         """Refuse a folder that several trials would write to.
 
         Raises:
-            StudyError: It lies outside the trial's.
+            StudyError: The folder is outside the trial's folder.
         """
         if not Path(folder).resolve().is_relative_to(self.trial.folder.resolve()):
             raise StudyError(f"the trainer writes to {folder}, as those of other trials do\n  fix: {fix}")
@@ -104,8 +104,8 @@ class Bridge:
         """Report a validation as the trial's next epoch.
 
         Args:
-            metrics: What it has measured.
-            fix: How the study's metric gets among them.
+            metrics: The metrics that it has measured.
+            fix: How to make the study's metric one of them.
 
         Raises:
             StudyError: The study's metric is not among them.
@@ -124,13 +124,13 @@ class Bridge:
         """Refuse a training that has ended without any validation.
 
         Raises:
-            StudyError: It has.
+            StudyError: There was no validation.
         """
         if not self.trial.history:
             raise StudyError(f"the training has ended without a validation: it has no value\n  fix: {fix}")
 
     def leave(self) -> None:
-        """End the training at once.
+        """End the training immediately.
 
         Raises:
             TrainingStoppedError: Always; it ends the trial as its session says.

@@ -22,7 +22,8 @@ from hpo.trial.script_trial import ScriptTrial, session_of
 from hpo.trial.session import Session
 from trainer.data.random_state import set_rng_state
 
-#: Parts of Lightning's checkpoint that may hold any object, and that resume nothing: the trial has its parameters.
+#: Parts of Lightning's checkpoint that may contain any object and are not needed to resume: the trial itself has
+#: its parameters.
 _NOT_STATE: Final = ("hyper_parameters", "hparams_name", "hparams_type")
 _LOGS: Final = "call `self.log({!r}, …)` in the module's `validation_step`"
 _VALIDATES: Final = "give `fit` validation data, and let `max_epochs` or `max_steps` reach a validation"
@@ -92,7 +93,7 @@ class HPOCallback(EarlyStopping):
             if folder and "://" not in folder:
                 fix = f"leave `dirpath` of {type(each).__name__} out, or begin it with `trial.folder`"
                 self._bridge.check_folder(folder, fix)
-        # Last, so that the state of all others is that of the epoch's end when it is saved.
+        # Last, so that all other callbacks have their state of the epoch's end when it is saved.
         trainer.callbacks = [*(each for each in trainer.callbacks if each is not self), self]
 
     def on_load_checkpoint(self, trainer: Trainer, _module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -189,7 +190,7 @@ def _check_no_search(trainer: Trainer) -> None:
 
 
 class _Kept(CheckpointIO):
-    """Keeps a checkpoint in memory that Lightning would write."""
+    """Keeps a checkpoint in memory instead of writing it."""
 
     def __init__(self) -> None:
         self.checkpoint: dict[str, Any] = {}
@@ -205,7 +206,7 @@ class _Kept(CheckpointIO):
 
 
 def _state_of(trainer: Trainer) -> dict[str, Any]:
-    """All that Lightning would write to resume."""
+    """What Lightning would write into a checkpoint, without `_NOT_STATE`."""
     kept, own = _Kept(), trainer.strategy.checkpoint_io
     trainer.strategy.checkpoint_io = kept
     try:
@@ -216,18 +217,18 @@ def _state_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def _batches(trainer: Trainer) -> int:
-    """Batches that were trained; not each is a step: a module may step its optimizers without the Trainer."""
+    """Number of trained batches. (Steps are not counted: a module may step its optimizers without the Trainer.)"""
     return int(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
 
 
 def _has_ended(trainer: Trainer) -> bool:
-    """Whether the training ends by itself here."""
+    """Whether the training ends here by itself."""
     passed = trainer.is_last_batch and 0 <= (trainer.max_epochs or 0) - 1 <= trainer.current_epoch
     return bool(trainer.should_stop or passed or 0 <= trainer.max_steps <= trainer.global_step)
 
 
 def _plateaus(trainer: Trainer, module: LightningModule) -> dict[int, float]:
-    """What Lightning will give the schedulers that watch a metric, by their index."""
+    """The values that Lightning will give to schedulers that watch a metric, by the scheduler's index."""
     if not module.automatic_optimization:
         return {}
     return {
@@ -239,7 +240,7 @@ def _plateaus(trainer: Trainer, module: LightningModule) -> dict[int, float]:
 
 
 def _validations(trainer: Trainer) -> int:
-    """Epochs of the trial to the end of the training, where they can be told; otherwise 0."""
+    """Epochs of the trial to the end of the training; 0 where that is not known."""
     if not trainer.enable_validation:
         return max(trainer.max_epochs or 0, 0) if trainer.max_steps < 0 else 0
     every = trainer.check_val_every_n_epoch

@@ -125,7 +125,7 @@ class HPOCallback(TrainerCallback):
         """
         measured, self._measured = self._measured, {}
         if _is_beyond(state) or (not measured and _evaluates_next(args, state, control)):
-            return  # what resumes before the evaluation of an epoch would begin the next one without it
+            return  # a training that resumed before an epoch's evaluation would skip that evaluation
         if measured:
             self._bridge.report(measured, _MEASURES.format(self._trial.metric))
             self._reported_at = state.global_step
@@ -150,14 +150,14 @@ class HPOCallback(TrainerCallback):
 
 
 def unpacked(saved: Mapping[str, Any], folder: Path) -> Path:
-    """Write a checkpoint's files, as Transformers has saved them.
+    """Write the files of a checkpoint as Transformers had saved them.
 
     Args:
         saved: What a trial has saved: ``torch.load(path, weights_only=True)["saved"]`` of its checkpoint.
-        folder: Where to; made where it is missing.
+        folder: The folder to write to; made if it is missing.
 
     Returns:
-        The folder: ``from_pretrained`` reads it.
+        The folder, which ``from_pretrained`` can read.
     """
     for name, content in saved["files"].items():
         path = folder / name
@@ -167,7 +167,7 @@ def unpacked(saved: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _files(folder: Path) -> dict[str, Tensor]:
-    """What lies in a folder, as bytes in tensors, by relative path."""
+    """The files of a folder by relative path, as tensors of bytes."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in _LEFT_OUT)
     return {path.relative_to(folder).as_posix(): _content(path) for path in paths}
 
@@ -197,19 +197,19 @@ def _is_last(state: TrainerState, control: TrainerControl) -> bool:
 
 
 def _is_beyond(state: TrainerState) -> bool:
-    """Whether this is the step that the trainer adds where it resumes at the end of ``max_steps``."""
+    """Whether this is the extra step that the trainer takes when it resumes at the end of ``max_steps``."""
     return bool(state.global_step > state.max_steps)
 
 
 def _evaluates_next(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> bool:
-    """Whether an epoch of the training ends with this step, and its evaluation follows."""
+    """Whether an epoch of the training ends with this step and its evaluation follows."""
     epoch = float(state.epoch or 0)
     ends = epoch.is_integer() or control.should_epoch_stop or _is_last(state, control)
     return bool(args.eval_strategy == "epoch" and ends and args.eval_delay <= epoch)
 
 
 def _evaluations(args: TrainingArguments, state: TrainerState) -> int:
-    """Epochs of the trial to the end of the training."""
+    """How many epochs (evaluations) the trial has at the end of the training."""
     if args.eval_strategy == "steps":
         return int(-(-state.max_steps // (state.eval_steps or 1)))
     return int(state.num_train_epochs)

@@ -20,7 +20,7 @@ from hpo.search.schedulers.freeze_thaw.proposals import Proposals
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, rows_of, table_of
 from hpo.search.trial_curves import TrialCurves
 
-#: At most so many rows are used to fit the scales: fitting is the most costly part, and fitting to all of the
+#: Maximum number of rows to fit the scales to: fitting is the most costly part, and fitting to all of the
 #: model's rows gave no better proposals.
 _FITTED_ROWS: Final = 120
 

@@ -16,7 +16,7 @@ from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
 from hpo.search.schedulers.by_name import make_scheduler
 
-#: A worker holds at most so many finished and paused trials, and the best; a smaller study is held whole.
+#: Maximum number of finished and paused trials that a worker holds beside the best; a smaller study is held whole.
 MOST: Final = 4_000
 #: Samplers that learn as much from an even sample of the trials as from all. The others store their state (a
 #: population, a grid's order) in single trials, which they must find again.

@@ -16,7 +16,7 @@ from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
 from hpo.search.schedulers.seen import Curve
 
-#: At most so many rows go into the model; fewer with more than `_MANY` trials, as each prediction costs about as
+#: Maximum number of rows in the model; fewer with more than `_MANY` trials, as each prediction costs about as
 #: much as a row.
 _ROWS: Final = 200
 _FEW_ROWS: Final = 120

@@ -26,7 +26,7 @@ PRUNERS: Final[Mapping[str, type[pruners.BasePruner]]] = MappingProxyType(
 )
 
 
-#: The median pruner's default warm-up is one epoch for each so many epochs of the longest trial.
+#: The median pruner's default warm-up is one epoch per 10 epochs of the longest trial.
 _EPOCHS_A_WARM_UP_STEP: Final = 10
 
 

@@ -21,7 +21,7 @@ from trainer.error_text import error_text
 
 #: Arguments that say how many trials a sampler draws before it uses the results of earlier ones.
 _BEGINS: Final = ("n_startup_trials", "population_size")
-#: At most so many trials are drawn in memory, even if the sampler would use results only later.
+#: Maximum number of trials drawn in memory, even if the sampler would use results only later.
 _MOST: Final = 100
 #: Samplers whose draws take a second each, and whose constructors check all of their arguments.
 _SLOW: Final = (samplers.GPSampler, CurveGPSampler)

@@ -39,7 +39,7 @@ from hpo.storage.study_storage import StudyStorage
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.wording import are
 
-#: If a process on another machine adds no initial trial for so many seconds, it counts as dead.
+#: Seconds without a new initial trial after which a process on another machine counts as dead.
 _PATIENCE: Final = 30.0
 _LOOK: Final = 0.2
 #: Held by the thread that adds initial trials: the storage records only which process adds them.

@@ -38,7 +38,7 @@ def config_changes(opened: OpenStudy) -> list[str]:
 
 
 def config_warning(opened: OpenStudy) -> str:
-    """A warning for who uses a trial with the config here, if the trials ran with another one; else empty."""
+    """A warning that the trials ran with another config than the one here; empty if they did not."""
     # The search space does not matter to a trial that already has its parameters.
     changes = [change for change in config_changes(opened) if not change.startswith("search_space")]
     if not changes:

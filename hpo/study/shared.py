@@ -86,7 +86,7 @@ def _refusal(opened: OpenStudy, other: Agent) -> InputError | None:
 
 
 def _lives(opened: OpenStudy, other: Agent, say: Callable[[str], None]) -> bool:
-    """Whether another agent lives and is in the way; an unknown one is watched, and ended if it stays silent."""
+    """Whether another agent lives and is still in the way; if unknown, it is watched, and ended if silent."""
     alive = other.is_alive()
     if alive is not None:
         return alive

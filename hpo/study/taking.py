@@ -34,7 +34,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.standing import standing_of
 
-#: At most so many paused trials are counted; a study with more is counted again once these are taken.
+#: Maximum number of paused trials to count; a study with more is counted again once these are taken.
 _COUNTED: Final = 64
 
 
@@ -142,7 +142,7 @@ def claimable(opened: OpenStudy, most: int = _COUNTED) -> int:
 
     Args:
         opened: The study.
-        most: At most so many trials that a scheduler would resume are counted.
+        most: Maximum number of trials to count that a scheduler would resume.
     """
     standing, step = _next_of(opened)
     while isinstance(step, Resume) and _is_outdated(opened, step.number):  # each turn ends that for a trial

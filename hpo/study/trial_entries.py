@@ -32,7 +32,7 @@ from hpo.wording import condemned, never_asked, pruned_by, same_as
 
 
 def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = False) -> list[dict[str, Any]]:
-    """One entry per trial, by number; ``last``: only so many trials with the highest numbers.
+    """One entry per trial, by number; ``last``: only that many trials with the highest numbers.
 
     ``duration_s`` is the time of all attempts at a trial together, for a paused trial so far; None while it runs
     or waits.

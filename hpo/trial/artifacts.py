@@ -1,4 +1,4 @@
-"""What a trial leaves for people to see, in Optuna's artifact store: its config and log."""
+"""Puts a trial's config and log into Optuna's artifact store, where the dashboard shows them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.files import aside_name
 
 logger = logging.getLogger(__name__)
 
-#: As a browser opens them in a tab, in the order in which they are listed.
+#: The artifacts with MIME types that a browser opens in a tab, in the order in which they are listed.
 _TYPES: Final = {
     "config.yaml": "text/plain; charset=utf-8",
     "log.txt": "text/plain; charset=utf-8",
@@ -31,24 +31,24 @@ _NAMESPACE: Final = uuid.UUID("2f4b8d7c-53a2-4e0e-8f39-6f0f2f6d9b11")
 
 
 def artifact_folder(spec: StudySpec) -> Path:
-    """The folder of the study's artifact store, a file for each artifact, named by its id."""
+    """The folder of the study's artifact store, with one file for each artifact, named by its id."""
     return spec.output_dir / "artifacts"
 
 
 def artifact_id(study: str, number: int, name: str) -> str:
-    """The id of a trial's artifact: the same for every attempt, so that the last one's takes its place."""
+    """The id of a trial's artifact; equal for all attempts, so that a later one replaces it."""
     return str(uuid.uuid5(_NAMESPACE, f"{study}\n{number}\n{name}"))
 
 
 def keep_artifacts(opened: OpenStudy, trial_id: int, number: int, folder: Path) -> None:
     """Put an attempt's config and log where the dashboard shows them, before the trial ends.
 
-    They are hard links where the file system has such, so they take no room, and what is still written to the
-    log is seen, too. What an earlier attempt left is replaced. A disk that is full or away costs the
-    artifacts, never the trial: it is logged.
+    They are hard links where the file system supports these, so they take no space and show what is still written
+    to the log. Those of an earlier attempt are replaced. If the disk is full or unavailable, the artifacts are
+    lost and a warning is logged, but the trial is not affected.
 
     Args:
-        opened: The study; its storage runs the trial.
+        opened: The study; its storage holds the trial's lease.
         trial_id: Optuna's id of the trial.
         number: The trial.
         folder: The attempt's folder.
@@ -84,20 +84,20 @@ def _put(spec: StudySpec, number: int, folder: Path, name: str) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make ``target`` the same file as ``source``, else a copy of it; in one step, in place of an earlier one."""
+    """Make ``target`` a hard link to ``source``, or else a copy; it replaces an earlier file in one step."""
     aside = aside_name(target)
     try:
         try:
             aside.hardlink_to(source)
-        except OSError:  # FAT, some network shares, and a user's limit know no links
+        except OSError:  # no hard links, as on FAT and some network shares, or a limit on them
             shutil.copyfile(source, aside)
         aside.replace(target)
     finally:
-        aside.unlink(missing_ok=True)  # also where both names were one file already: replacing is nothing then
+        aside.unlink(missing_ok=True)  # it stays if both names are the same file: then `replace` does nothing
 
 
 def _register(storage: StudyStorage, trial_id: int, metas: Sequence[ArtifactMeta]) -> None:
-    """Store what the artifacts are, as Optuna does."""
+    """Store the artifacts' metadata, in Optuna's format."""
     with storage.together(trial_id):
         for meta in metas:
             key = f"{ARTIFACTS_ATTR_PREFIX}{meta.artifact_id}"

@@ -1,4 +1,4 @@
-"""From a resolved config to a Trainer: data, model, loss, optimizer, scheduler, callbacks."""
+"""Builds a Trainer from a resolved config: data, model, loss, optimizer, scheduler, callbacks."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from trainer.data.random_state import seed_all
 from trainer.metrics.objects import Metric
 from trainer.metrics.whole_set import MAX_BYTES, WholeSet
 
-#: Keys of `trainer` that are arguments of the Trainer as they are.
+#: Keys of the section `trainer` that are passed to the Trainer unchanged.
 _HANDED_OVER: Final = ("validate_every", "precision", "compile", "cuda_graph", "strategy", "deterministic")
-#: How callbacks refuse the value of one argument.
+#: The form of the error in which a callback refuses the value of one argument.
 _OF_ONE: Final = re.compile(r"(?P<name>\w+) is (?P<value>.+): (?P<fix>give .+)")
 
 
 @dataclass
 class Builder:
-    """Builds trainers for one study; keeps the data between trials that ask for the same.
+    """Builds trainers for one study; caches the data for trials with the same data config.
 
     Attributes:
         spec: The study file.
@@ -55,14 +55,14 @@ class Builder:
 
     @cached_property
     def resolver(self) -> TargetResolver:
-        """Finds import paths, the study's folder first."""
+        """Resolves import paths, in the study's folder first."""
         return TargetResolver(self.spec.folder)
 
     def import_targets(self) -> None:
-        """Import all that the study names, always in the same order: what a module changes when it is imported is
-        then the same for each trial, no matter what it uses.
+        """Import all targets that the study names, always in the same order.
 
-        A target that can't be imported is skipped: building it says what is wrong.
+        So side effects of imports are the same in each trial, whichever targets it uses. A target that can't be
+        imported is skipped: the error is reported when it is built.
         """
         if self._imported:
             return
@@ -70,17 +70,17 @@ class Builder:
         for target in dict.fromkeys(named_targets(self.spec.config)):
             with contextlib.suppress(
                 InputError, TypeError
-            ):  # a callable that can't be hashed is asked about again
-                is_refused(self.resolver.resolve(target))  # remembered, so that no trial has to ask Hydra
+            ):  # a callable that can't be hashed is checked again in each trial
+                is_refused(self.resolver.resolve(target))  # cached, so that no trial has to ask Hydra
 
     def data(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The data sets ``train``, ``val`` and perhaps ``test``.
+        """The data sets ``train``, ``val`` and optionally ``test``.
 
-        They are made with the study's seed, not the trial's, so that every trial sees the same split, and on one
-        thread, so that every machine and worker sees the same bits.
+        They are made with the study's seed, not the trial's, so that every trial gets the same split, and on one
+        thread, so that every machine and worker gets the same bits.
 
         Raises:
-            InputError: The target returned no such mapping.
+            InputError: The target did not return such a mapping.
         """
         key = json.dumps(config["data"], sort_keys=True, default=str)
         if key not in self._data:
@@ -95,17 +95,17 @@ class Builder:
                     value=f"{config['data']['_target_']} returned {_described(made)}",
                     fix="return for example {'train': dataset, 'val': dataset, 'test': dataset}",
                 )
-            # Only the latest: a searched data argument must not fill the memory.
+            # Only the latest is kept, so that a searched data argument does not fill the memory.
             self._data = {key: made}
         return self._data[key]
 
     def laid_out(
         self, config: Mapping[str, Any], data: Mapping[str, Any], after: Progress = NO_PROGRESS
     ) -> dict[str, Any]:
-        """A resolved config with the lengths of its training, which the data decides: see `hpo.trial.run_length`.
+        """The config with the lengths that follow from the data filled in; see `hpo.trial.run_length`.
 
         Raises:
-            InputError: The config names a length that the data does not have, or a OneCycleLR is too short for it.
+            InputError: The config uses a length that the data does not have, or a OneCycleLR is too short.
         """
         kinds = []
         for name, arguments in configured(config).items():
@@ -126,12 +126,12 @@ class Builder:
         """Build a trainer; weights are initialised from ``seed``.
 
         Args:
-            config: A resolved config, with its lengths (`laid_out`).
-            place: Where it writes.
+            config: A resolved config with its lengths (see `laid_out`).
+            place: Where the training writes.
             seed: Seed of initialisation, data order and training.
-            device: Where it trains.
-            after: What is trained already; the config's length comes on top of it.
-            bridge: Callbacks of the service, such as the pruner's.
+            device: The device to train on.
+            after: What has been trained already; the config's length is added to it.
+            bridge: hpo's own callbacks, such as the pruner's.
         """
         seed_all(seed)
         model = self._model(config).to(device)
@@ -159,10 +159,10 @@ class Builder:
         )
 
     def _model(self, config: Mapping[str, Any]) -> nn.Module:
-        """The model, with the weights that it begins with.
+        """The model with its initial weights.
 
         Raises:
-            InputError: It is no module of torch, or Lightning's; the weights do not fit.
+            InputError: It is not a module of torch, or it is Lightning's; or the weights do not fit.
         """
         model: object = instantiate(self.resolver, config["model"])
         if not isinstance(model, nn.Module):
@@ -192,7 +192,7 @@ class Builder:
             raise self.spec.error(str(error), path=path, value=weights["path"], fix=fix) from error
 
     def callbacks(self, config: Mapping[str, Any], place: RunPlace) -> list[Callback]:
-        """The default callbacks as configured, those named in the study file, and its own classes."""
+        """All configured callbacks: defaults, those that the study file names, and its own classes."""
         built: list[Callback] = []
         for name, arguments in configured(config).items():
             if TARGET in arguments:
@@ -202,10 +202,10 @@ class Builder:
         return built
 
     def _own_callback(self, name: str, arguments: Mapping[str, Any]) -> Callback:
-        """One that the study file names by its import path.
+        """A callback that the study file names by its import path.
 
         Raises:
-            InputError: It makes no callback.
+            InputError: The target does not make a callback.
         """
         callback: object = instantiate(self.resolver, arguments)
         if not isinstance(callback, Callback):
@@ -224,13 +224,13 @@ class Builder:
         place: RunPlace,
         config: Mapping[str, Any] = MappingProxyType({}),
     ) -> Callback:
-        """One of `CALLBACKS`, with the arguments of the study file and those that the service gives.
+        """One of `CALLBACKS`, with the arguments of the study file and those that hpo gives.
 
         Args:
             name: Its name in a study file.
-            arguments: What the study file gives it.
-            place: Where it writes.
-            config: The resolved config that it is part of, which some show.
+            arguments: Its arguments in the study file.
+            place: Where the training writes.
+            config: The resolved config, which some callbacks show.
 
         Raises:
             InputError: The callback refuses an argument.
@@ -255,14 +255,14 @@ class Builder:
 
 
 def _is_of(refusal: re.Match[str], arguments: Mapping[str, Any]) -> bool:
-    """Whether an argument was written with the value that a callback refuses."""
+    """Whether the refused value is the one that the study file gives the argument."""
     written = arguments.get(refusal["name"])
     return refusal["value"] in (str(written), repr(written))
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Torch, and the OpenMP and BLAS libraries that are loaded, compute on one thread inside."""
+    """Make torch and the loaded OpenMP and BLAS libraries compute on one thread inside the block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -288,7 +288,7 @@ def make_metric(resolver: TargetResolver, node: Mapping[str, Any]) -> Metric:
 
 
 def make_loss(resolver: TargetResolver, node: Mapping[str, Any] | None) -> Callable[..., Any] | None:
-    """The ``loss``, or a ``step``; numbers that the class of a loss takes as a tensor are made one."""
+    """The ``loss`` or ``step``; numbers become tensors where the class of a loss takes a tensor."""
     if node is None:
         return None
     tensors = _tensors(resolver, node)

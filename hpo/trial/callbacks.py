@@ -1,4 +1,4 @@
-"""The callbacks that a study file configures by name: a row each says all that hpo knows of one.
+"""The table of callbacks that a study file configures by name; each row has all that hpo knows about one.
 
 A new callback or tracker needs its class in `trainer.callbacks`, a row here, and a line in docs/callbacks.md.
 """
@@ -14,10 +14,10 @@ from typing import Any, Final
 from hpo.trial.trackers import Shown
 from trainer import Callback, callbacks
 
-#: From the arguments in the study file to all arguments of the callback.
+#: Makes all arguments of a callback from those in the study file.
 Fill = Callable[[Shown, Mapping[str, Any]], dict[str, Any]]
 
-#: The arguments by which a tracker names a study; the study's own name if the study file gives none.
+#: Arguments by which a tracker names a study; their default is the study's name.
 _NAMED_AFTER_STUDY: Final = frozenset({"project", "experiment"})
 _FOLLOWED: Final = ("monitor", "mode")
 
@@ -65,16 +65,16 @@ def _in_folder(argument: str, file: str) -> Fill:
 
 @dataclass(frozen=True)
 class Row:
-    """What hpo knows of a callback.
+    """What hpo knows about a callback.
 
     Attributes:
         kind: Its class.
-        default: It runs unless the study file switches it off.
-        required: It can't be switched off: without it outcomes would not be true, or trials not resumable.
-        outside: It shows the run outside of its folder; where a config is only tried out, it is left out.
-        private: Its arguments may hold an address that is a key; what is given away leaves them out.
-        given: Arguments that hpo gives, and a study file may not.
-        fill: Gives them, and defaults that follow the study.
+        default: Whether it runs unless the study file switches it off.
+        required: Whether it can't be switched off: without it outcomes would be wrong, or trials not resumable.
+        outside: Whether it shows the run outside of its folder; it is left out where a config is only tried out.
+        private: Whether its arguments may contain a secret address; they are left out of what is passed on.
+        given: Arguments that hpo gives and a study file may not give.
+        fill: Adds these arguments, and defaults that depend on the study.
     """
 
     kind: type[Callback]
@@ -87,7 +87,7 @@ class Row:
 
     @property
     def offered(self) -> Callable[..., Callback]:
-        """The class, with the arguments that a study file may give as its signature."""
+        """A function that makes the callback, with the arguments that a study file may give as its signature."""
         kind, signature = self.kind, inspect.signature(self.kind)
         left = [
             parameter.replace(default=None) if parameter.name in _NAMED_AFTER_STUDY else parameter
@@ -176,7 +176,7 @@ def offered_callbacks() -> dict[str, Callable[..., Callback]]:
 
 
 def configured(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Name → arguments of every callback that is to run with this config."""
+    """Name → arguments of every callback that runs with this config."""
     chosen: dict[str, Any] = {name: True for name, row in CALLBACKS.items() if row.default}
     chosen |= config["callbacks"]
     return {name: {} if node is True else dict(node) for name, node in chosen.items() if node is not False}

@@ -1,4 +1,4 @@
-"""A trial's checkpoint files: over all its attempts to read, of this attempt to write."""
+"""Reads a trial's checkpoints from all its attempts, and writes those of the running attempt."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from trainer.checkpoint.manager import (
 from trainer.checkpoint.retention import best_epochs, retained
 from trainer.state import Mode
 
-#: Latest checkpoints that stay beside the best one; a damaged one is replaced by the one before it.
+#: Number of latest checkpoints kept beside the best one: if one is damaged, the one before it is used.
 _KEEP_LAST: Final = 2
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a fork begins.
+    """The checkpoint with which a fork begins.
 
     Attributes:
-        parent: The trial whose checkpoint it begins with.
-        epoch: Epochs that this one had finished there.
-        attempts: Folders of the attempts at that trial.
+        parent: The number of the parent.
+        epoch: Epochs that the parent had finished at its checkpoint.
+        attempts: Folders of the parent's attempts.
     """
 
     parent: int
@@ -41,7 +41,7 @@ class Source:
 
 
 def checkpoint_of_epoch(attempts: Sequence[Path], epoch: int) -> CheckpointFile | None:
-    """The undamaged file of the end of an epoch, from the last attempt that has one; nothing is loaded.
+    """The undamaged checkpoint of the end of an epoch, from the last attempt that has one; nothing is loaded.
 
     Args:
         attempts: Folders of the attempts, the first attempt first; none where the trial's folder was deleted.
@@ -74,17 +74,17 @@ class Checkpoints:
         return other
 
     def newest(self) -> tuple[CheckpointFile, dict[str, Any]] | None:
-        """The readable checkpoint with the most progress, which the log names; a damaged one is passed over."""
+        """The readable checkpoint with the most progress; damaged ones are skipped. The log names it."""
         found = newest_checkpoint(self._folders, self._device)
         if found is not None:
             print_notice(f"resuming from {found[0].path}")
         return found
 
     def of_parent(self) -> dict[str, Any] | None:
-        """The checkpoint that a fork begins with, which the log names; None for a trial that is none.
+        """The parent's checkpoint with which a fork begins; None for a trial that is no fork. The log names it.
 
         Raises:
-            CheckpointError: It can't be read.
+            CheckpointError: The parent has no readable checkpoint of that epoch.
         """
         source = self._source
         if source is None:
@@ -109,7 +109,7 @@ class Checkpoints:
     def retain(
         self, history: Sequence[Mapping[str, float]], metric: str, mode: Mode, *, inherited: int = 0
     ) -> None:
-        """Remove this attempt's files but those of the trial's own best epoch and its latest two."""
+        """Remove this attempt's checkpoints, except those of the trial's own best epoch and the latest two."""
         saved = [file.progress for file in list_checkpoints([self._manager.folder])]
         best = best_epochs(history, metric, mode, 1, after=inherited)
         self._manager.retain(retained(saved, best=best, keep_last=_KEEP_LAST, permanent=()))

@@ -1,4 +1,4 @@
-"""How a trial's end is stored: the one place where outcomes become trial states."""
+"""Stores the end of an attempt: the one place where outcomes become trial states."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hpo.wording import listed, not_finite
 from trainer.error_text import shortened
 from trainer.recorded import Metrics
 
-#: Characters of a traceback that the storage keeps; the trial's log has more.
+#: Maximum number of characters of a stored traceback; the trial's log has all of it.
 _LONGEST_STORED: Final = 10_000
 
 
@@ -43,10 +43,10 @@ class Failure:
     """Why a trial failed.
 
     Attributes:
-        outcome: How it ends, where it does.
+        outcome: The outcome if the trial ends.
         reason: The cause, for people.
-        traceback: Empty where nothing was raised.
-        parts: It is to resume with each batch in so many parts, in place of its end; None: it ends.
+        traceback: The traceback; empty where nothing was raised.
+        parts: Parts of each batch with which the trial resumes, instead of ending; None: it ends.
     """
 
     outcome: Outcome
@@ -57,12 +57,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """Stores what became of an attempt at a trial.
+    """Stores the result of an attempt at a trial.
 
     Attributes:
         opened: The study; its storage holds the trial's lease.
         trial: Optuna's trial, RUNNING.
-        code: What trained it, or was to.
+        code: The code that trained it, or was to train it.
     """
 
     opened: OpenStudy
@@ -71,7 +71,7 @@ class TrialEnd:
 
     @property
     def came_to(self) -> tuple[int, Mapping[str, float]] | None:
-        """The trial's own epoch that counts, usually the best, and its metrics; None where none is finite."""
+        """The trial's own epoch that counts, usually its best, and its metrics; None where no value is finite."""
         study = self.opened.spec.study
         return came_to(self.code, study.metric, study.mode, after=inherited_epochs(self.trial))
 
@@ -98,7 +98,7 @@ class TrialEnd:
 
     @property
     def _missing_metric(self) -> str | None:
-        """The first of the study's metrics that its best epoch has no finite value of."""
+        """The first of the study's metrics without a finite value at the epoch that counts, if any."""
         study, found = self.opened.spec.study, self.came_to
         if found is None:
             return study.metric
@@ -109,7 +109,7 @@ class TrialEnd:
 
         Args:
             outcome: How the trial ended.
-            failure: Why, for an outcome that nothing else says; of a requeued trial, why it did not end.
+            failure: Why a trial failed; for a requeued trial, the failure after which it resumes, if any.
         """
         study, goals = self.opened.study, self.opened.spec.study.goals
         found = self.came_to
@@ -134,14 +134,14 @@ class TrialEnd:
             self._store_failure(failure)
 
     def _why_diverged(self) -> str:
-        """What was not finite, for people, as far as the metrics show it."""
+        """Which values were not finite, for people, as far as the metrics show it."""
         last: Mapping[str, float] = self.code.returned or (self._history[-1] if self._history else {})
         bad = [name for name, value in last.items() if not math.isfinite(value)]
         watched = [name for name in bad if name in {"train_loss", "val_loss", *self.opened.spec.study.goals}]
         return not_finite(len(self._history), watched or bad, returned=self.code.returned is not None)
 
     def pause(self) -> None:
-        """Store that the trial is paused after its last epoch, and all that one keeps that is pruned there."""
+        """Store that the trial is paused after its last epoch, with all that is stored for a pruned trial."""
         found = self.came_to
         self._keep_to_history()
         self._keep_prediction()
@@ -151,9 +151,9 @@ class TrialEnd:
         self.opened.storage.pause(id_of_trial(self.trial), len(self._history))
 
     def keep_constraints(self) -> None:
-        """Store how far the trial violates each bound, at its best epoch, or its last where none is the best.
+        """Store how far the trial violates each bound at the epoch that counts, or else at its last epoch.
 
-        Beside it, whether training has brought it nearer to each than its first epoch did: see
+        Also store whether training has brought it nearer to each bound than it was after its first epoch; see
         `hpo.search.schedulers.mending`.
         """
         bounds = self.opened.spec.study.bounds
@@ -171,7 +171,7 @@ class TrialEnd:
             self.trial.storage.set_trial_system_attr(id_of_trial(self.trial), NEARER_ATTR, nearer)
 
     def take_over(self, known: FrozenTrial) -> float | None:
-        """Store another trial's result as this one's; returns the value."""
+        """Store another trial's result as this trial's; returns the value."""
         trial, outcome = self.trial, Outcome(outcome_of(known))
         for step, value in known.intermediate_values.items():
             trial.storage.set_trial_intermediate_value(id_of_trial(trial), step, value)
@@ -192,7 +192,7 @@ class TrialEnd:
         return self.code.history
 
     def _requeue(self, failure: Failure | None) -> None:
-        """Requeue the trial; after a failure, in a way that may succeed."""
+        """Requeue the trial; after memory ran out, with its batches in the failure's number of parts."""
         if failure is not None:
             self.trial.set_user_attr(PARTS_ATTR, failure.parts)
         reason = "interrupted" if failure is None else failure.reason
@@ -212,26 +212,26 @@ class TrialEnd:
         self.opened.study.tell(self.trial, state=TrialState.FAIL)
 
     def _set_constraint(self, metric: str, violation: float) -> None:
-        # Trial.set_constraint keeps the value of an attempt that was killed before it could store the outcome.
+        # Trial.set_constraint would keep the value of an earlier attempt that was killed before it ended.
         storage, trial_id = self.trial.storage, id_of_trial(self.trial)
         storage.set_trial_system_attr(trial_id, f"{CONSTRAINT_ATTR}{metric}", violation)
 
     def _keep_to_history(self) -> None:
-        """Delete the values of epochs that only an earlier attempt has trained: they are none of this curve."""
+        """Delete the values of epochs that only an earlier attempt has trained; they are not of this curve."""
         last = len(self._history)
         if any(step > last for step in known_of(self.trial).intermediate_values):
             self.opened.storage.forget_reports(id_of_trial(self.trial), last)
 
     def _keep_prediction(self) -> None:
-        """Store the predictions of the final loss beside what it came to, if there are any."""
+        """Store the predictions of the final loss beside the actual one, if there are predictions."""
         record = self.code.prediction
         if record is not None:
             self.trial.set_user_attr(PREDICTION_ATTR, finite(record))
 
     def _best(self, epoch: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """The epoch that counts: its number, its metrics, its checkpoint, relative to the output folder.
+        """The epoch that counts: its number, its metrics, and its checkpoint's path in the output folder.
 
-        Beside them, where the study has bounds, whether it is within them.
+        Where the study has bounds, also whether the epoch is within them.
         """
         spec = self.opened.spec
         found = checkpoint_of_epoch(attempt_folders(spec, self.trial.number), epoch)

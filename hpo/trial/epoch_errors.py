@@ -1,4 +1,4 @@
-"""What is wrong with the epochs that training code reports, in words that say what to change."""
+"""Errors about the epochs that training code reports, which say what to change in the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REPORT_FIRST: Final = (
 
 
 def without_name(metric: str) -> TypeError:
-    """A report gives a metric by its place, as Optuna's ``trial.report(value, step)`` does."""
+    """The error for a metric without a name, as in Optuna's ``trial.report(value, step)``."""
     named = f"{metric}=…" if metric.isidentifier() else f"**{{{metric!r}: …}}"
     return TypeError(
         f"report takes the epoch's number, and each metric by its name: `trial.report(epoch, {named})`, "
@@ -20,19 +20,19 @@ def without_name(metric: str) -> TypeError:
 
 
 def saved_early(epoch: int) -> ValueError:
-    """The first report comes after a checkpoint."""
+    """The error for a first report that comes after a checkpoint was saved."""
     return ValueError(
         f"report({epoch}, …) comes after a checkpoint that was saved before any report; {_REPORT_FIRST}"
     )
 
 
 def out_of_turn(epoch: int, after: int, *, resumed: bool) -> ValueError:
-    """A report has another number than the next.
+    """The error for a report of another epoch than the next one.
 
     Args:
-        epoch: Its number.
+        epoch: The reported number.
         after: Finished epochs.
-        resumed: It is the first report since the training has resumed from a checkpoint.
+        resumed: Whether it is the first report since the training resumed from a checkpoint.
     """
     why = ""
     if resumed and epoch == after + 2:

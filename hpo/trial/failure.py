@@ -1,4 +1,4 @@
-"""What an error says of the trial that it ended: memory ran out, or something is wrong."""
+"""Classifies the error that ended a trial: memory ran out, or something is wrong."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -20,10 +20,10 @@ _NO_MEMORY: Final = (
 
 
 def failure_outcome(error: BaseException) -> Outcome:
-    """Whether an error means that memory ran out, or that something is wrong.
+    """The outcome for an error: memory ran out, or something is wrong.
 
-    An error that another one was made of (a model's constructor runs out of memory, and what called it says that
-    it failed) counts as what it was at first.
+    The error's causes count too: if a model's constructor runs out of memory, its caller may raise another error
+    from that.
     """
     return Outcome.OUT_OF_MEMORY if any(map(_is_out_of_memory, _causes(error))) else Outcome.ERROR
 
@@ -37,7 +37,7 @@ def is_device_memory(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it was made of: its causes and, of a group, its members; each once."""
+    """The error, its causes and, for an exception group, its members; each once."""
     found, seen = [error], set[int]()
     while found:
         each = found.pop()

@@ -1,4 +1,4 @@
-"""Refuses Lightning's modules as models of the Trainer, which would ignore how they say to train."""
+"""Refuses Lightning modules as models: the Trainer would ignore the training that they define."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _HOMES: Final = frozenset({"lightning", "pytorch_lightning"})
 
 
 def refuse_lightning(spec: StudySpec, kind: object) -> None:
-    """Refuse a class of models that is Lightning's; Lightning is not imported for that.
+    """Refuse a class derived from Lightning's module, without importing Lightning.
 
     Args:
-        spec: The study; its ``model`` names the class, or what makes an object of it.
-        kind: The class; anything else passes.
+        spec: The study; its ``model`` names the class, or a function that makes an object of it.
+        kind: The class; an object that is no class is accepted.
 
     Raises:
-        InputError: It is one.
+        InputError: The class is derived from Lightning's module.
     """
     if isinstance(kind, type) and any(
         each.__name__ == _NAME and each.__module__.partition(".")[0] in _HOMES for each in kind.__mro__

@@ -1,4 +1,4 @@
-"""Processes of our own that leave the script which starts them alone."""
+"""Starts processes that do not run the parent's ``__main__`` again, from a fork server of hpo's own."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from typing import Any, Final
 from hpo.config.variables import TOKEN_ENV, token_left_out, without_token
 from hpo.search.one_thread import THREADS_VARIABLE
 
-#: What our processes are forked from. A program has a fork server of its own beside it: that may have been started
-#: before, without what ours imports.
+#: The fork server of hpo's processes. The program's own fork server, if any, is separate: it may have been started
+#: earlier, without the modules that this one imports.
 SERVER: Final = ForkServer()
 
-#: The environment variables that this process has had when it started others; what is none now was removed.
+#: Environment variables that this process had whenever it started others; those missing now were removed since.
 _seen: set[str] = set()
 
 
 class MainlessProcess(ForkServerProcess):
-    """A process that does not run the parent's ``__main__`` once more.
+    """A process that does not run the parent's ``__main__`` again.
 
-    Python does that for the sake of what is pickled by its name there. Workers are sent nothing of the kind, and a
-    script that starts a study on its top level would start it again in each worker.
+    Python does so for objects that are pickled by their name in ``__main__``. Workers get no such objects, and a
+    script that starts a study at its top level would start it again in each worker.
 
-    It has the environment of the process that starts it, which may have changed since the fork server began, but
-    for the token of a dashboard.
+    The process has the environment of the process that starts it (not of the fork server, which may be older),
+    without the token of a dashboard.
     """
 
     def start(self) -> None:
@@ -58,13 +58,13 @@ class MainlessProcess(ForkServerProcess):
 
 
 class MainlessContext(ForkServerContext):
-    """The context of our fork server with such processes."""
+    """The multiprocessing context that starts `MainlessProcess` from hpo's fork server."""
 
     Process = MainlessProcess
 
 
 class LoneProcess(SpawnProcess):
-    """Such a process that is started anew, and needs no fork server; it does not have the token either."""
+    """Like `MainlessProcess`, but spawned without a fork server; it does not have the token either."""
 
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 - multiprocessing's name
@@ -73,21 +73,21 @@ class LoneProcess(SpawnProcess):
 
 
 class LoneContext(SpawnContext):
-    """The context of processes that are started anew: nothing of them stays when they have ended."""
+    """The multiprocessing context that spawns `LoneProcess`; no helper process stays when they have ended."""
 
     Process = LoneProcess
 
 
 def server_end(patience: float = 1.0) -> int | None:
-    """How our fork server has ended, as `multiprocessing.Process.exitcode` says it; None where it lives.
+    """The exit code of hpo's fork server, as in `multiprocessing.Process.exitcode`; None while it lives.
 
     Args:
-        patience: Seconds for it to end: its pipes are closed before that.
+        patience: Seconds to wait for its end, since its pipes close before it ends.
     """
     pid, until = SERVER._forkserver_pid, time.monotonic() + patience  # type: ignore[attr-defined] # noqa: SLF001
     while pid is not None:
         try:
-            # It stays to be waited for: multiprocessing does so when it starts the next one.
+            # WNOWAIT leaves it to be reaped by multiprocessing, which does so when it starts the next one.
             end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return None
@@ -100,13 +100,13 @@ def server_end(patience: float = 1.0) -> int | None:
 
 
 def leave_alone(process: BaseProcess) -> None:
-    """Have Python not wait for a process when this one exits; it would do so without end."""
+    """Make Python not wait for a process when this one exits; it might wait forever."""
     multiprocessing.process._children.discard(process)  # type: ignore[attr-defined] # noqa: SLF001
 
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Without a file and a spec there is nothing to run."""
+    """Hide ``__main__`` inside the block: a module without a file and a spec is not run again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -117,7 +117,7 @@ def _without_main() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _at_our_server() -> Iterator[None]:
-    """What is started inside is forked from our server: multiprocessing knows one by itself."""
+    """Make processes that are started inside the block fork from hpo's server, not from multiprocessing's own."""
     usual = forkserver.connect_to_new_process
     forkserver.connect_to_new_process = SERVER.connect_to_new_process
     try:

@@ -1,4 +1,4 @@
-"""The same training step in less memory: a batch cut into parts whose gradients make one optimizer step."""
+"""Cuts batches into parts whose gradients make one optimizer step: the same training step in less memory."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from trainer.callbacks import GradientAccumulation
 
 _ACCUMULATION: Final = "gradient_accumulation"
 _SAVED: Final = "micro_batches"
-#: What a checkpoint's progress says of samples a batch; what no callback has set is None or 0.
+#: Keys of a checkpoint's progress with a number of samples per batch; None or 0 unless a callback has set it.
 _SIZES: Final = ("batch_size", "pass_batch_size")
 
 
 def finer(config: Mapping[str, Any], parts: int, samples: int | None = None) -> int | None:
-    """Into how many parts to cut batches next: at most half as large as now, and all of one size.
+    """The number of parts into which to cut batches next: of equal size, and at most half as large as now.
 
     Args:
         config: The trial's resolved config.
-        parts: Parts that a batch is cut into now.
+        parts: Parts into which a batch is cut now.
         samples: Samples of a pass over the training data; None where that is not known.
 
     Returns:
-        None where batches can't be cut further: they have one sample for each device, their size changes as the
-        trial runs, a last, smaller one is dropped, which cut batches would not drop, an epoch is a fraction of a
-        pass, which might end inside a batch, or so many steps while the last batch of a pass would have fewer
-        parts, so that its step would wait for parts of the next pass, or a limit counts batches, which would then
-        be other samples.
+        The number of parts; None where batches can't be cut further, for one of these reasons. They have one
+        sample for each device. Their size changes as the trial runs. A smaller last batch is dropped, which would
+        not be dropped if it were cut. An epoch is a fraction of a pass and might end inside a batch. An epoch is a
+        number of steps, and the last batch of a pass would have fewer parts, so that its step would wait for parts
+        of the next pass. Or a limit counts batches, and would cover other samples.
     """
     if any(value is not None for name, value in config["loader"].items() if name.endswith("_batches")):
         return None
@@ -43,7 +43,7 @@ def finer(config: Mapping[str, Any], parts: int, samples: int | None = None) -> 
 
 
 def _all_have(parts: int, batch: int, samples: int | None) -> bool:
-    """Whether each batch of a pass is cut into so many parts, also a last, smaller one."""
+    """Whether each batch of a pass, also a smaller last one, is cut into ``parts`` parts."""
     if samples is None:
         return False
     rest = samples % batch
@@ -51,11 +51,12 @@ def _all_have(parts: int, batch: int, samples: int | None) -> bool:
 
 
 def cut(config: dict[str, Any], parts: int) -> dict[str, Any]:
-    """The config with each batch in so many parts, whose gradients are accumulated.
+    """The config with each batch cut into ``parts`` parts, whose gradients are accumulated.
 
-    The optimizer's steps are those of the whole batches, to rounding; a model whose output depends on the other
-    samples of its batch (batch norm) sees the small ones. Batches of validation get smaller too; what is recorded
-    there stays the same, to rounding, but for a metric that is a plain function and no mean over samples.
+    The optimizer's steps equal those of the whole batches, up to rounding, except that a model whose output
+    depends on the other samples of its batch (batch norm) sees the parts. Validation batches get smaller too; the
+    recorded metrics stay equal, up to rounding, except for a metric that is a plain function and not a mean over
+    samples.
     """
     if parts == 1:
         return config
@@ -69,15 +70,15 @@ def cut(config: dict[str, Any], parts: int) -> dict[str, Any]:
 
 
 def state_in_parts(checkpoint: Mapping[str, Any], parts: int) -> dict[str, Any]:
-    """A checkpoint's progress, its batches counted as by a run that cuts each into so many parts.
+    """A checkpoint's progress, with batches counted as in a run that cuts each into ``parts`` parts.
 
-    Inside an epoch parts only become more. A run of fewer (a fork, the final training) begins at an epoch's end,
-    and so after a whole batch; where a callback has ended the epoch inside one, that is trained again, not left
-    out.
+    Inside an epoch the number of parts only grows. A run with fewer parts (a fork, the final training) begins at
+    an epoch's end and so after a whole batch; if a callback has ended the epoch inside a batch, the batch is
+    trained again rather than left out.
 
     Args:
-        checkpoint: Of a trial; it is left as it is.
-        parts: Of the run that continues there.
+        checkpoint: A trial's checkpoint; it is not changed.
+        parts: The parts of the run that continues from it.
     """
     state, saved = checkpoint["state"], checkpoint.get(_SAVED, 1)
     batches = {name: state[name] * parts // saved for name in ("batch_index", "data_batch", "cut_batches")}
@@ -90,21 +91,21 @@ def state_in_parts(checkpoint: Mapping[str, Any], parts: int) -> dict[str, Any]:
 
 
 class MicroBatches(Callback):
-    """Notes in each checkpoint how finely batches were cut, and counts its batches anew when that has changed.
+    """Stores the number of parts in each checkpoint, and converts a loaded one to this run's number of parts.
 
     Args:
-        parts: Parts that a batch is cut into in this run.
+        parts: Parts into which this run cuts a batch.
     """
 
     def __init__(self, parts: int) -> None:
         self.parts = parts
 
     def on_save_checkpoint(self, trainer: TrainerView, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Note the parts."""
+        """Store the number of parts."""
         checkpoint[_SAVED] = self.parts
 
     def on_before_load_checkpoint(self, trainer: TrainerView, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Say in parts of this run where the checkpoint stands."""
+        """Convert the checkpoint's progress to parts of this run."""
         checkpoint["state"] = state_in_parts(checkpoint, self.parts)
         group = checkpoint["callbacks"].get(GradientAccumulation.__name__)
         if group is not None:  # at an epoch's end, where parts may become fewer, no group is open

@@ -1,4 +1,4 @@
-"""What a function's code mentions, and the code of one's own that it may call: seen without running it."""
+"""Finds the names in a function's code, and in the user's code that it may call, without running it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from hpo.config.code import is_own_file
 
-#: How the methods begin by which an Optuna objective draws its parameters.
+#: Prefix of the methods by which an Optuna objective draws its parameters.
 _DRAWS: Final = "suggest_"
-#: This project's packages, which are no code of one's own where they are not installed, either.
+#: This project's packages, which are not user code even where they run from their sources.
 _OURS: Final = (Path(__file__).parents[1], Path(__file__).parents[2] / "trainer")
 
 
@@ -23,11 +23,10 @@ def draws_parameters(function: Any) -> bool:
 
 
 def names_in(function: Any) -> frozenset[str]:
-    """The names and texts in the code of a function, and of the functions and classes that they may lead to.
+    """The names and constant strings in a function's code, and in the functions and classes that it refers to.
 
-    The names are the attributes and global names that it reads, and its constant texts. What it is decorated with
-    and what it closes over is looked through, but no installed package; what is reached by names that are computed
-    is not found.
+    Names are the attributes and global names that the code reads. Decorators and closures are followed, installed
+    packages are not; code that is reached by a computed name is not found.
     """
     found: set[str] = set()
     seen: set[int] = set()
@@ -46,7 +45,7 @@ def names_in(function: Any) -> frozenset[str]:
 
 
 def _inside(value: Any) -> list[Any]:
-    """The functions that something callable is made of."""
+    """The functions or classes that a callable wraps."""
     if isinstance(value, functools.partial):
         return [value.func]
     if isinstance(value, MethodType | staticmethod | classmethod):
@@ -62,12 +61,12 @@ def _inside(value: Any) -> list[Any]:
 
 
 def _reached(function: FunctionType, names: set[str]) -> Iterator[Any]:
-    """What a function's names lead to, by its module, modules that this imports, its closure and defaults."""
+    """The objects that a function's names refer to: of its module, modules imported there, closure, defaults."""
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # it is bound later
+        except ValueError:  # the cell has no value yet
             continue
     for name in names & function.__globals__.keys():
         value = function.__globals__[name]

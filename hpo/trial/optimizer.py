@@ -1,4 +1,4 @@
-"""What ``optimizer`` and ``lr_scheduler`` make: one or several by name, with parameter groups."""
+"""Builds the ``optimizer`` and ``lr_scheduler`` sections: one object or several by name, with parameter groups."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trainer.step.groups import PARAMETERS, parameter_groups, parameters_of
 def make_optimizers(
     spec: StudySpec, resolver: TargetResolver, node: Mapping[str, Any], model: nn.Module
 ) -> Optimizer | dict[str, Optimizer]:
-    """The optimizer of a model, or several by name, each over parameters of its own.
+    """The optimizer of a model, or several by name, each with its own parameters.
 
-    One of several gets those that its ``parameters`` name: left out, those of the part of the model that is called
-    as the optimizer is.
+    One of several optimizers gets the parameters that its key ``parameters`` names; by default those of the part
+    of the model that has the optimizer's name.
 
     Raises:
         InputError: A group or an optimizer gets no parameter of the model.
@@ -48,10 +48,10 @@ def make_schedulers(
     node: Mapping[str, Any] | None,
     optimizer: Optimizer | Mapping[str, Optimizer],
 ) -> tuple[LRScheduler | dict[str, LRScheduler] | None, Any]:
-    """The scheduler of an ``lr_scheduler`` section, or several by name, and when it or each of them steps.
+    """The scheduler of an ``lr_scheduler`` section, or several by name, and the interval at which each steps.
 
-    One of several is over the optimizer that its key ``optimizer`` names: left out, the one that is called as it
-    is, or the only one there is.
+    One of several schedulers belongs to the optimizer that its key ``optimizer`` names; by default to the one of
+    its own name, or to the only one.
 
     Raises:
         InputError: There is no such optimizer.
@@ -71,12 +71,12 @@ def make_schedulers(
 
 
 class Unmatched(NamedTuple):
-    """A scheduler that is over none of several optimizers.
+    """A scheduler that belongs to none of several optimizers.
 
     Attributes:
-        path: Where it stands.
-        problem: Why it is over none.
-        fix: What to write.
+        path: Its path in the study file.
+        problem: Why it belongs to none.
+        fix: What to write instead.
     """
 
     path: str
@@ -85,7 +85,7 @@ class Unmatched(NamedTuple):
 
 
 def unmatched(node: Mapping[str, Any], optimizers: Collection[str]) -> Unmatched | None:
-    """The first scheduler of an ``lr_scheduler`` section that is over none of several optimizers."""
+    """The first scheduler of an ``lr_scheduler`` section that belongs to none of several optimizers, if any."""
     if not is_several(node):
         first = next(iter(optimizers))
         fix = f"write `lr_scheduler: {{{first}: {{_target_: …}}}}`, by the names of the optimizers"
@@ -99,14 +99,14 @@ def unmatched(node: Mapping[str, Any], optimizers: Collection[str]) -> Unmatched
 
 
 def make_scheduler(resolver: TargetResolver, node: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
-    """The scheduler of one node, behind its warm-up if it has one."""
+    """The scheduler of one node, after its warm-up if it has one."""
     arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
     scheduler: LRScheduler = instantiate(resolver, arguments, optimizer)
     return Warmup(optimizer, scheduler, node["warmup"]) if node["warmup"] else scheduler
 
 
 def _one(spec: StudySpec, resolver: TargetResolver, node: Mapping[str, Any], model: nn.Module) -> Optimizer:
-    """One optimizer over all parameters; those of ``groups`` have arguments of their own."""
+    """One optimizer over all parameters; those named in ``groups`` have their own arguments."""
     arguments = {key: value for key, value in node.items() if key not in OPTIMIZER_KEYS}
     params: Any = model.parameters()
     if node.get("groups"):

@@ -1,4 +1,4 @@
-"""A peer's own process: it does one work after another, as long as rank 0 lives."""
+"""The process of a peer, which does one work after another as long as rank 0 lives; see `hpo.trial.peers`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpo.trial.failure import failure_outcome, is_device_memory
 from hpo.trial.process_forks import only_in
 from trainer.error_text import error_text, traceback_text
 
-#: Signals that are meant for rank 0, whom its peers follow.
+#: Signals that only rank 0 handles; its peers follow it.
 FOR_RANK_0: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -34,10 +34,10 @@ class Seat:
     """A peer's place in the group.
 
     Attributes:
-        rank: Its number, from 1.
-        device: Where it trains.
-        folder: Where it may write; rank 0 and other peers have other folders.
-        ready: To be called once its trainer is built: all continue together from there.
+        rank: Its rank, from 1.
+        device: The device that it trains on.
+        folder: The folder that it may write to; each rank has its own.
+        ready: To be called once the peer's trainer is built; from there all ranks continue together.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class Seat:
 
 
 class Work(Protocol):
-    """What a peer does: its part in what rank 0 does. It is pickled."""
+    """A peer's part in what rank 0 does; it is sent to the peer by pickle."""
 
     def __call__(self, builder: Builder, seat: Seat) -> None:
         """Do it."""
@@ -56,7 +56,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What rank 0 hands a peer: work, and what it needs for that."""
+    """What rank 0 sends a peer: work, and what the peer needs to do it."""
 
     work: Work
     folder: Path
@@ -67,17 +67,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Ready:
-    """A peer has built its trainer."""
+    """A peer's message that it has built its trainer."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A peer's work has come to its end.
+    """A peer's message that its work has ended.
 
     Attributes:
-        error: Its error in a line; None: there was none.
+        error: Its error in one line; None if there was none.
         trace: The error's traceback.
-        memory: Whose memory ran out by that: ``"device"`` or ``"host"``; empty: none's.
+        memory: Which memory ran out: ``"device"`` or ``"host"``; empty if none did.
     """
 
     error: str | None = None
@@ -88,8 +88,8 @@ class Done:
 def serve(
     end: Connection[Any, Any], inherited: Sequence[Connection[Any, Any]], source: Builder | StudySpec, rank: int
 ) -> None:
-    """A peer's life: one work after another, as long as rank 0 lives."""
-    for other in inherited:  # or the end of rank 0 would not be seen
+    """Run a peer: do one work after another, as long as rank 0 lives."""
+    for other in inherited:  # else the peer would not notice the end of rank 0
         other.close()
     for number in FOR_RANK_0:
         signal.signal(number, signal.SIG_IGN)
@@ -105,7 +105,7 @@ def _listen(end: Connection[Any, Any], tasks: queue.SimpleQueue[Task]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             tasks.put(pickle.loads(end.recv_bytes()))
-    os._exit(0)  # rank 0 is gone, or needs its peers no more
+    os._exit(0)  # rank 0 has ended, or no longer needs its peers
 
 
 def _worked(task: Task, builder: Builder, end: Connection[Any, Any], rank: int) -> Done:
@@ -118,7 +118,7 @@ def _worked(task: Task, builder: Builder, end: Connection[Any, Any], rank: int) 
         try:
             with only_in(os.getpid()):
                 task.work(builder, seat)
-        except BaseException as error:  # noqa: BLE001 - a study's code may raise anything; rank 0 hears of it
+        except BaseException as error:  # noqa: BLE001 - a study's code may raise anything; it is sent to rank 0
             trace = traceback_text(error)
             print_error(trace)
             return Done(error_text(error), trace, _memory(error))

@@ -1,7 +1,8 @@
 """Peers: the other processes of a training on several devices, one for each device but the first.
 
-The process that holds the trial is rank 0. Its peers build the same trainer from the same config, and fit it
-together with it. The storage, the session and what follows a training are rank 0's alone. Peers end with rank 0.
+The process that holds the trial is rank 0. Its peers build the same trainer from the same config and train
+together with it. Only rank 0 uses the storage and the session, and does what follows a training. Peers end with
+rank 0.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from trainer.distributed.rank_error import RankError
 
 #: Seconds that peers may take to end a training that rank 0 has ended.
 _LINGER: Final = 5.0
-#: Seconds between two looks whether a peer is stopped, and after how many in a row that find it so it is ended.
+#: Seconds between two checks whether a peer is stopped, and the number of such findings in a row that end it.
 _LOOK: Final = 1.0
 _STOPPED_LOOKS: Final = 30
-#: All ranks are on one machine: nothing of what they tell each other leaves it.
+#: All ranks are on one machine, so their messages never leave it.
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -67,15 +68,15 @@ class _Peer:
 
 
 class Peers:
-    """The peers of this process, rank 0; of a training on one device there are none.
+    """The peers of this process, which is rank 0; a training on one device has none.
 
-    They are started by the first work, unless they are forked before, and kept for further work.
+    They are started with the first work, unless they were forked before, and kept for further work.
 
     Args:
-        builder: Rank 0's; forked peers have its data.
+        builder: Rank 0's builder; forked peers have its data.
         devices: The device of each rank.
-        on_death: Called, in a thread, with the rank and the exit code of a peer that has ended without a word in
-            the middle of its work. Without it, rank 0 gets a `RankError`.
+        on_death: Called in a thread with the rank and the exit code of a peer that has died during its work
+            without a message. Without it, rank 0 gets a `RankError`.
 
     Attributes:
         builder: As given.
@@ -99,16 +100,16 @@ class Peers:
         return max(1, len(self.devices))
 
     def fork(self) -> None:
-        """Start them as forks of this process, which runs one thread and has started no accelerator."""
+        """Start the peers as forks of this process, which must have one thread and no started accelerator."""
         self._start(multiprocessing.get_context("fork"), self.builder)
 
     @contextlib.contextmanager
     def at_work(self, work: Work, folder: Path) -> Iterator[None]:
-        """Have the peers work while the block runs, which is rank 0's part; at its end they are through.
+        """Make the peers work while the block runs, which is rank 0's part; when it ends, they have finished too.
 
         Args:
-            work: What each does.
-            folder: Where rank 0 writes. A peer has a folder ``rank-N`` in it, with its log.
+            work: The work of each peer.
+            folder: Where rank 0 writes; a peer gets a folder ``rank-N`` in it, with its log.
 
         Raises:
             RankError: A peer has failed; its cause has the peer's traceback.
@@ -144,7 +145,7 @@ class Peers:
         """Wait until all peers have built their trainers.
 
         Raises:
-            RankError: One has failed.
+            RankError: A peer has failed.
         """
         self._wait(lambda peer: peer.is_ready or self._has_failed(), None)
         if (lost := self._lost_peer()) is not None:
@@ -154,13 +155,13 @@ class Peers:
                 raise RankError(f"rank {peer.rank} failed: {peer.done.error}", peer.rank)
 
     def close(self) -> None:
-        """End the peers, and wait for that."""
+        """End the peers and wait until they have ended."""
         peers, self._peers = self._peers, []
         if not peers:
             return
         end_group()
         for peer in peers:
-            peer.done = peer.done or Done()  # its end is no death
+            peer.done = peer.done or Done()  # so that its end does not count as a death
             peer.end.close()
         deadline = time.monotonic() + _LINGER
         for peer in peers:
@@ -179,11 +180,11 @@ class Peers:
             ours, theirs = context.Pipe()
             ends.append(ours)
             inherited = tuple(ends) if context.get_start_method() == "fork" else ()
-            # Not a daemon: those may not have DataLoader workers.
+            # Not a daemon, since daemons may not start DataLoader workers.
             process = context.Process(  # type: ignore[attr-defined]
                 target=serve, args=(theirs, inherited, source, rank), name=f"rank-{rank}", daemon=False
             )
-            resource_tracker.ensure_running()  # its start would let signals through again
+            resource_tracker.ensure_running()  # starting it inside the block below would unblock signals
             with held_back(FOR_RANK_0):  # until the process ignores them
                 process.start()
             theirs.close()
@@ -191,9 +192,9 @@ class Peers:
 
     @contextlib.contextmanager
     def _described(self) -> Iterator[int]:
-        """Let this process know that it is rank 0 of a group, as torchrun does; the port of the group's store."""
+        """Set this process's environment as torchrun does for rank 0; yields the port of the group's store."""
         if self._store is None:
-            # A port of the system's choice, which nothing else can take meanwhile.
+            # Port 0: the system chooses a free one, which no other program can take meanwhile.
             self._store = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         port = int(self._store.port)
         with in_environment(_description(0, self.size, port)):
@@ -205,11 +206,11 @@ class Peers:
             peer.is_ready, peer.done = False, None
             description = _description(peer.rank, self.size, port)
             task = Task(work, folder / f"rank-{peer.rank}", self.devices[peer.rank], threads, description)
-            with contextlib.suppress(OSError):  # it has died, which the watch sees
+            with contextlib.suppress(OSError):  # the peer has died, which the watch notices
                 peer.end.send_bytes(pickle.dumps(task))  # by value: multiprocessing would share tensors
 
     def _watch(self) -> None:
-        """Take what the peers say, until all have done their work, and end those that are stopped."""
+        """Receive the peers' messages until all have done their work, and end peers that are stopped."""
         working = {peer.end: peer for peer in self._peers}
         while working:
             try:
@@ -233,13 +234,13 @@ class Peers:
             self._changed.notify_all()
 
     def _let_go(self) -> None:
-        """Where rank 0 still waits for a peer that has died, it does so at the group's store: end that."""
+        """Close the group's store, if rank 0 still waits there for a peer that has died."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._working, _LINGER):
                 self._store = None
 
     def _lost_peer(self) -> RankError | None:
-        """The death of a peer; None where all live."""
+        """The error for a peer that has died; None where all live."""
         died = next((peer for peer in self._peers if peer.died), None)
         return None if died is None else RankError(f"rank {died.rank} {died.fate}", died.rank)
 
@@ -267,7 +268,7 @@ class Peers:
         return any(peer.died or (peer.done is not None and peer.done.error is not None) for peer in self._peers)
 
     def _cause(self, error: BaseException) -> BaseException | None:
-        """The error of the peer that rank 0's is about; None where it is about none."""
+        """The peer's error behind rank 0's error; None where there is none."""
         failed = error.rank if isinstance(error, RankError) else None
         done = next((peer.done for peer in self._peers if peer.rank == failed), None)
         if done is None or done.error is None:
@@ -279,16 +280,16 @@ class Peers:
 
 
 def _is_of(lost: RankError, error: BaseException) -> bool:
-    """Whether rank 0's error comes of a peer's death: what it saw of it, or of what `_let_go` has closed."""
+    """Whether rank 0's error follows from a peer's death, directly or because `_let_go` has closed the store."""
     return isinstance(error, dist.DistError) or (isinstance(error, RankError) and error.rank in {0, lost.rank})
 
 
 def _end_if_stopped(peer: _Peer) -> None:
-    """End a peer that has been stopped for long, as by SIGSTOP: the others would wait for it without end.
+    """End a peer that has been stopped for long, as by SIGSTOP: the others would wait for it forever.
 
-    Looks are counted, not time, so that those of a group that is stopped as a whole may continue.
+    Checks are counted instead of seconds, so that a group that is stopped as a whole may continue.
     """
-    with contextlib.suppress(psutil.NoSuchProcess, ValueError):  # it has ended, and may be closed
+    with contextlib.suppress(psutil.NoSuchProcess, ValueError):  # it has ended, and its object may be closed
         is_stopped = psutil.Process(peer.process.pid).status() == psutil.STATUS_STOPPED
         peer.stopped = peer.stopped + 1 if is_stopped else 0
         if peer.stopped == _STOPPED_LOOKS:
@@ -298,7 +299,7 @@ def _end_if_stopped(peer: _Peer) -> None:
 
 
 def _description(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun would tell a process of its group."""
+    """The environment variables that torchrun would set for a process of its group."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -1,4 +1,4 @@
-"""Where a training run writes, and what it is called."""
+"""The folder and the name of one training run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hpo.study.folders import CHECKPOINTS
 
 @dataclass(frozen=True)
 class RunPlace:
-    """Where one training run puts its things and what it is called there.
+    """The folder, name and parameters of one training run.
 
     Attributes:
         folder: Folder for its files.
-        name: Name shown in W&B and MLflow.
+        name: Its name in W&B, MLflow and other trackers.
         params: The trial's parameters.
     """
 

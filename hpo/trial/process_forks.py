@@ -1,8 +1,8 @@
-"""Processes that a study's code forks while it trains: they run their own work, and nothing of the trial.
+"""Ends processes that a study's code forks while it trains, before they continue the trial.
 
-A fork is a copy of the process that holds the trial's lease. Where the study's code returns in both, or raises in
-the fork, the fork would train the trial a second time, write into its folder and end it. It is ended as soon as it
-comes back from the study's code; pools and loaders, whose processes never do, are left alone.
+Such a process is a copy of the one that holds the trial's lease. If the study's code returned or raised in it too,
+it would train the trial a second time, write into its folder and end it. So it is ended as soon as it returns from
+the study's code. Processes of pools and data loaders never return from there and are left alone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from trainer.error_text import traceback_text
 
 
 def end_fork(process: int, error: BaseException | None = None) -> None:
-    """End this process, immediately and without a trace, where it is a fork of ``process``; its log says so.
+    """End this process immediately, without cleanup, if it is a fork of ``process``; the trial's log says so.
 
     Args:
-        process: Id of the process whose work it is.
-        error: What the fork raised; the code of a SystemExit is its exit code, which is 1 otherwise.
+        process: Id of the process that holds the trial.
+        error: What the fork raised. A SystemExit gives the exit code, which else is 1.
     """
     if os.getpid() == process:
         return
@@ -41,7 +41,7 @@ def end_fork(process: int, error: BaseException | None = None) -> None:
 
 @contextlib.contextmanager
 def only_in(process: int) -> Iterator[None]:
-    """Let only ``process`` leave this block; what is forked inside ends at its end."""
+    """Let only ``process`` leave this block; a process that is forked inside is ended where it would leave it."""
     try:
         yield
     except BaseException as error:
@@ -51,10 +51,10 @@ def only_in(process: int) -> Iterator[None]:
 
 
 def die_like(exitcode: int) -> NoReturn:
-    """End as another process has, without a word: it may have died inside one.
+    """End this process with another one's exit code or signal, without any output.
 
     Args:
-        exitcode: As `multiprocessing.Process.exitcode`.
+        exitcode: As in `multiprocessing.Process.exitcode`.
     """
     if exitcode < 0:
         with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler, and a thread can't set one

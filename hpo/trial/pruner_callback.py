@@ -1,4 +1,4 @@
-"""The bridge from a Trainer to its session for epochs: reports, and what the scheduler decides on them."""
+"""The bridge from a Trainer to its session at the end of an epoch: reports, and the scheduler's decisions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from trainer.state import DIVERGED
 
 
 class PrunerCallback(Callback):
-    """Reports the metrics of each epoch to the session, then ends the run where that says so.
+    """Reports the metrics of each epoch to the session, then ends the run if the session says so.
 
     A trial that pauses ends its run after this epoch's checkpoint, unless the epoch is its last, or another
-    callback ends the run with it. On resume the storage is brought to the checkpoint's history; see
-    `hpo.trial.reports.Reports`. Where the database fails permanently, the run ends with this epoch and its
-    checkpoint.
+    callback ends the run with it. On resume the stored values are made equal to the checkpoint's history; see
+    `hpo.trial.reports.Reports`. If the database fails permanently, the run ends after this epoch's checkpoint.
 
     Args:
-        session: The trial's.
+        session: The trial's session.
 
     Raises:
-        optuna.TrialPruned: From ``on_epoch_end``; from ``on_fit_start`` where a decision made before is due; from
-            ``on_fit_end`` for a late one about the last epoch.
+        optuna.TrialPruned: From ``on_epoch_end``; from ``on_fit_start`` for a decision of an earlier attempt; from
+            ``on_fit_end`` for a late decision about the last epoch.
     """
 
     priority = 85
@@ -30,15 +29,15 @@ class PrunerCallback(Callback):
         self.reads = (session.metric,)
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Bring the storage to the history."""
+        """Make the stored values equal to the history."""
         self._session.max_epochs = trainer.state.max_epochs
         self._session.resume(trainer.state.history, inside=trainer.state.batch_index > 0)
         self._follow(trainer)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Report, and ask unless the run has diverged."""
+        """Report the epoch, and follow the decision."""
         state, session = trainer.state, self._session
-        state.metric(session.metric)  # refused where nothing records it
+        state.metric(session.metric)  # raises if nothing records it
         session.max_epochs = state.max_epochs
         if state.stop_reason == DIVERGED:
             session.diverge()
@@ -46,11 +45,11 @@ class PrunerCallback(Callback):
         self._follow(trainer)
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002 - as below
-        """Store what is under way; the error outranks a decision to prune."""
+        """Finish storing; the error outranks a decision to prune."""
         self._session.finish()
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """Store what is under way; the last epoch may have been one to prune at."""
+        """Finish storing; the trial may be pruned by its last epoch."""
         if self._session.finish():
             self._follow(trainer)
 

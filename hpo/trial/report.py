@@ -1,4 +1,4 @@
-"""What a trial process reports of its trial when that ends; imports no torch, for the supervisor."""
+"""The report that a trial's process sends to the supervisor at its end; imports no torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class TrialReport:
     """What a worker reports to its supervisor about a trial.
 
     Attributes:
-        number: The trial.
-        outcome: How it ended; None when it waits or is paused, or another attempt has it.
-        value: Its best value of the study's metric, None where there is none.
-        epochs: Epochs it has finished.
+        number: The trial's number.
+        outcome: Its outcome; None if it was requeued or paused, or another attempt has it.
+        value: Its best value of the study's metric; None without one.
+        epochs: Epochs that it has finished.
         duration_s: Seconds that this attempt took.
-        reason: The error's text, for a failure; why it was requeued, where there is more to say.
+        reason: The error's text for a failure, or a reason for another end.
         params: Its parameters.
-        paused: Whether it is paused, after the last of those epochs.
+        paused: Whether it is paused after the last of these epochs.
         outside: Whether it was ended from outside while it ran, as a person may do in the dashboard.
-        bounded: Whether constraints are stored with it: its value alone does not say its rank.
+        bounded: Whether constraints are stored with it, so that its rank does not follow from its value alone.
     """
 
     number: int

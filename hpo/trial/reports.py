@@ -1,8 +1,8 @@
-"""What a session stores while a trial trains: a value after each epoch, and what the scheduler decides about it.
+"""Stores a trial's values while it trains: one after each epoch, and then the scheduler's decision about it.
 
-`Reports` does so while the training waits, `LateReports` beside it. Both keep the same order: a value is stored
-before the scheduler is asked about it, and a decision before it is acted on. Where the scheduler watches no epoch,
-`GatheredReports` stores several together.
+With `Reports` the training waits for that; `LateReports` does it in a thread beside the training. Both keep the
+same order: a value is stored before the scheduler is asked about it, and a decision before it is acted on. Where
+the scheduler does not watch epochs, `GatheredReports` stores several values together.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from hpo.storage.lineage import inherited_epochs
 from hpo.storage.optuna_private import id_of_trial, known_of, reports_of
 from hpo.storage.recovery import LOST
 
-#: Seconds within which a value is stored.
+#: Seconds within which `GatheredReports` stores a value.
 _LATEST: Final = 0.25
-#: Under which key the epoch of a decision is stored; the first outranks the second.
+#: The key under which the epoch of each decision is stored; the first outranks the second.
 _KEYS: Final = {Decision.STOP: PRUNED_ATTR, Decision.PAUSE: PAUSE_AT_ATTR}
 
 
 class Reports:
-    """Stores a trial's values, and asks the scheduler.
+    """Stores a trial's values, and asks the scheduler about them.
 
-    A step that the storage already held below its last one when the trial was resumed was asked about then, and is
-    not again. A decision to prune or to pause is stored before it is acted on, so it holds for a trial that was
-    lost in between: that one trains up to the epoch of the decision, and ends or pauses there. A trial also pauses
-    where what it has been granted ends.
+    The scheduler is not asked again about a step below the last one that was stored when the trial resumed. A
+    decision to prune or to pause is stored before it is acted on. So it also holds for a trial that was lost in
+    between: the trial trains up to the epoch of the decision, and ends or pauses there. A trial also pauses where
+    its grant ends.
 
     Args:
         trial: The running trial; nothing else reports to it.
         metric: The metric to report.
-        scheduler: The study's; it is asked after each epoch.
+        scheduler: The study's scheduler, which is asked after each epoch.
         extend: Called where the trial's grant ends. Without it the trial pauses there.
     """
 
@@ -61,19 +61,19 @@ class Reports:
         self._decided_at = 0
         self._until: int | None = None
         self._resumed = False
-        self._gathered: dict[int, float] = {}  # values that are not stored yet
+        self._gathered: dict[int, float] = {}  # values not stored yet
 
     def resume(self, history: Sequence[Mapping[str, float]]) -> Decision:
-        """Bring the storage to a history: send what it lacks, rewrite what differs.
+        """Make the stored values equal to a history: store missing values, rewrite different ones.
 
         Args:
-            history: The metrics of each finished epoch; one that was not validated lacks the reported metric.
-                Those that a fork has from its parent are not stored again.
+            history: The metrics of each finished epoch; an epoch without validation lacks the reported metric. The
+                epochs that a fork has from its parent are not stored again.
 
         Returns:
-            A decision on an earlier attempt, at an epoch that the history holds, that was not carried out.
+            A decision of an earlier attempt, at an epoch in the history, that was not carried out.
         """
-        # What this process has read as it took the trial, before it wrote to it; after that it is read anew.
+        # The first time, use what this process read when it took the trial; later, read the trial anew.
         again, self._resumed = self._resumed, True
         frozen = self._trial.storage.get_trial(id_of_trial(self._trial)) if again else known_of(self._trial)
         stored = dict(frozen.intermediate_values)
@@ -85,7 +85,7 @@ class Reports:
                 self._store(step, value)
         self._asked = max(stored, default=0) - 1
         self._decided = next((each for each, key in _KEYS.items() if key in frozen.user_attrs), Decision.CONTINUE)
-        if self._decided is not Decision.CONTINUE:  # a late decision was reported past
+        if self._decided is not Decision.CONTINUE:  # with a late decision, later epochs may be stored too
             self._decided_at = max([frozen.user_attrs[_KEYS[self._decided]], *stored])
         return self._due(len(history))
 
@@ -94,30 +94,30 @@ class Reports:
 
         Args:
             step: The number of finished epochs.
-            value: The metric's.
-            ask: Whether the scheduler may be asked about it, and where its grant ends: the trial may train on.
+            value: The value of the metric.
+            ask: Whether the scheduler may be asked about it, and whether the trial may pause where its grant ends.
 
         Returns:
-            What the trial is to do now.
+            What the trial does now.
         """
-        # With a decision the checkpoint lay before the epoch of it: the trial gets there again.
+        # If there is a decision, the checkpoint was from before its epoch, which the trial will reach again.
         undecided = self._decided is Decision.CONTINUE and step > self._asked
         decision = self._send(step, value, ask=ask and undecided)
         return self._due(step) if ask and decision is Decision.CONTINUE else decision
 
     def passed(self, step: int) -> Decision:
-        """What the trial is to do after a step that has no value."""
+        """What the trial does after a step without a value."""
         return self._due(step)
 
     def finish(self) -> Decision:
-        """Wait for what is under way; what the trial is to do by that."""
+        """Wait until all is stored; returns what the trial does then."""
         return Decision.CONTINUE
 
     def close(self) -> None:
-        """Give up what reporting needs; the next report takes it again."""
+        """Release what reporting needs, such as a thread; the next report gets it again."""
 
     def _catch_up(self) -> Decision:
-        """Wait for what is under way, so that nothing is any more; what the trial is to do by that."""
+        """Wait until nothing is being stored; returns what the trial does then."""
         return self.finish()
 
     def _due(self, step: int) -> Decision:
@@ -142,21 +142,21 @@ class Reports:
         return decision
 
     def _store(self, step: int, value: float) -> None:
-        # Not trial.report: that keeps the first value of a step, with a warning. As it does, the value goes
-        # into the trial's own copy too, which is what pruners are shown.
+        # Not trial.report, which keeps the first value of a step and warns. As there, the value is also written to
+        # the trial's own copy, which pruners read.
         trial = self._trial
         trial.storage.set_trial_intermediate_value(id_of_trial(trial), step, value)
         reports_of(trial)[step] = value
 
 
 class _ReportsBeside(Reports):
-    """Reports that are stored in a thread of their own. Errors come out of the next call, with their type."""
+    """Reports that are stored in a thread. An error is raised by the next call, with its own type."""
 
     _thread: ThreadPoolExecutor | None = None
     _under_way: Future[Decision] | None = None
 
     def finish(self) -> Decision:
-        """Wait for what is under way; what the trial is to do by that."""
+        """Wait until all is stored; returns what the trial does then."""
         under_way, self._under_way = self._under_way, None
         return Decision.CONTINUE if under_way is None else under_way.result()
 
@@ -173,9 +173,9 @@ class _ReportsBeside(Reports):
 
 
 class LateReports(_ReportsBeside):
-    """As `Reports`, but in a thread of its own: what is decided about a step is acted on with the next.
+    """As `Reports`, but in a thread: a decision about a step is acted on at the next step.
 
-    One step is under way at a time, so the training waits where the storage takes longer than an epoch.
+    One step is stored at a time, so the training waits where the storage takes longer than an epoch.
     """
 
     def resume(self, history: Sequence[Mapping[str, float]]) -> Decision:
@@ -196,7 +196,7 @@ class LateReports(_ReportsBeside):
         return bool(earlier) and earlier[-1].outcome == LOST
 
     def _send(self, step: int, value: float, *, ask: bool) -> Decision:
-        """Begin to store a step's value and to ask about it; what to do by the step before."""
+        """Begin to store a step's value and to ask about it; returns what to do because of the step before."""
         if (late := self.finish()) is not Decision.CONTINUE:
             self._store(step, value)
             return late
@@ -205,10 +205,10 @@ class LateReports(_ReportsBeside):
 
 
 class GatheredReports(_ReportsBeside):
-    """As `Reports`, for a scheduler that watches no epoch: values of several epochs are stored together.
+    """As `Reports`, for a scheduler that does not watch epochs: values of several epochs are stored together.
 
-    A value is stored at most `_LATEST` seconds after its epoch, and before the trial pauses or ends. A trial that
-    is killed before loses none that its checkpoint holds: see `Reports.resume`.
+    A value is stored at most `_LATEST` seconds after its epoch, and before the trial pauses or ends. If the trial
+    is killed before that, the values in its checkpoint are stored when it resumes: see `Reports.resume`.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class GatheredReports(_ReportsBeside):
         return decision
 
     def finish(self) -> Decision:
-        """Store what was gathered; CONTINUE."""
+        """Store the gathered values; returns CONTINUE."""
         self._catch_up()
         return self._store_gathered()
 
@@ -260,7 +260,7 @@ class GatheredReports(_ReportsBeside):
         self._begin(self._store_late)
 
     def _catch_up(self) -> Decision:
-        """Leave the thread nothing to store that it has not begun to."""
+        """Take back the values that the thread has not begun to store, and wait for the others."""
         gathered = self._take_gathered()
         self._hurry.set()
         super().finish()

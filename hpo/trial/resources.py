@@ -1,4 +1,4 @@
-"""Dealing devices to workers."""
+"""Deals the machine's devices and CPU cores out to workers."""
 
 import os
 import re
@@ -9,23 +9,23 @@ from pathlib import Path
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
 
-# A container's share of the processors: microseconds of each period, or "max" (Linux cgroups, version 2).
+# A container's CPU quota: microseconds per period, or "max" (Linux cgroups, version 2).
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,4})?")
-#: Between the devices of one trial.
+#: Separates the devices of one trial.
 _AND = "+"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What one worker may use.
+    """The devices and threads that one worker may use.
 
     Attributes:
-        label: Device for people to read, such as ``cuda:1``, or devices, such as ``cuda:0+cuda:1``.
-        device: Device that the worker sees, its first one; its own GPUs are ``cuda:0``, ``cuda:1``, … to it.
-        visible: Its CUDA_VISIBLE_DEVICES; None leaves the variable alone.
-        threads: Threads for torch on the CPU, of each process that trains.
-        size: Devices that train one trial, each with a process.
+        label: Its device for people to read, such as ``cuda:1``, or its devices, such as ``cuda:0+cuda:1``.
+        device: Its first device, as the worker sees it; a worker sees its own GPUs as ``cuda:0``, ``cuda:1``, ….
+        visible: Its CUDA_VISIBLE_DEVICES; None leaves the variable unchanged.
+        threads: CPU threads for torch in each process that trains.
+        size: How many devices train one trial, each with its own process.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Slot:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The device of each process, by rank, as a process sees it that sees all of them."""
+        """The device of each process, by rank, as seen by a process that sees all devices."""
         return tuple(self.label.split(_AND))
 
 
@@ -53,12 +53,12 @@ def deal(devices: Sequence[str] | None, workers: int | None, size: int = 1) -> l
     Args:
         devices: Names: ``cpu``, ``cuda`` (every GPU), ``cuda:N``, ``mps``; or groups of them, such as
             ``cuda:0+cuda:1``. None: every GPU, or the CPU.
-        workers: How many; None: one for each GPU or group, one in all for the CPU.
-        size: Devices of one trial. Single GPUs make groups in their order, of ``cuda`` as many as come out even;
-            the CPU is shared by so many processes.
+        workers: How many workers; None: one for each GPU or group, or one for the CPU.
+        size: Devices of one trial. Single GPUs are grouped in their order; with ``cuda`` those left over are not
+            used. On the CPU, that many processes train one trial.
 
     Raises:
-        InputError: There is no such device, or they make no groups of this size.
+        InputError: There is no such device, or the devices make no groups of this size.
     """
     groups = _groups(devices, size)
     count = workers or len(groups)
@@ -67,10 +67,10 @@ def deal(devices: Sequence[str] | None, workers: int | None, size: int = 1) -> l
 
 
 def study_slots(spec: StudySpec, *, workers: int | None = None) -> list[Slot]:
-    """One slot per worker of a study, as its file says; or for so many.
+    """One slot per worker of a study; ``workers`` replaces the number in the study file.
 
     Raises:
-        InputError: There is no such device, or one that can't do what the study asks of it.
+        InputError: There is no such device, or it can't do what the study needs.
     """
     try:
         slots = deal(_asked_for(spec), workers or spec.run.workers, spec.trainer.devices)
@@ -87,12 +87,12 @@ def study_slots(spec: StudySpec, *, workers: int | None = None) -> list[Slot]:
 
 
 def training_slot(spec: StudySpec) -> Slot:
-    """What one training of a study may use that has this machine for itself.
+    """The slot for a single training of a study that has this machine for itself.
 
-    Of `run.devices` it is the first one that is here: the study may have run on a larger machine.
+    It gets the first of `run.devices` that this machine has: the study may have run on a larger machine.
 
     Raises:
-        InputError: There is no such device, or one that can't do what the study asks of it.
+        InputError: There is no such device, or it can't do what the study needs.
     """
     lacking = set(devices_elsewhere(spec))
     if lacking and spec.run.devices:
@@ -107,10 +107,10 @@ def training_slot(spec: StudySpec) -> Slot:
 
 
 def devices_elsewhere(spec: StudySpec) -> list[str]:
-    """The study's devices that this machine lacks, and others have to have; empty where it has them all.
+    """The study's devices that this machine lacks, so that other machines must have them; may be empty.
 
     Raises:
-        InputError: A name that no machine has, or a group of another size than `trainer.devices`.
+        InputError: A name is no device's name, or a group has another size than `trainer.devices`.
     """
     names, gpus = _asked_for(spec) or (["cuda"] if spec.trainer.cuda_graph else []), _gpus()
     try:
@@ -147,7 +147,7 @@ def cores() -> int:
 
 
 def _groups(devices: Sequence[str] | None, size: int) -> list[tuple[str, ...]]:
-    """The devices of each group, as they are to be dealt out."""
+    """The devices of each group, in the order in which they are dealt out."""
     gpus = _gpus()
     every = [f"cuda:{index}" for index in range(gpus)]
     groups: list[tuple[str, ...]] = []
@@ -186,7 +186,7 @@ def _dealt(names: Sequence[str], size: int) -> list[tuple[str, ...]]:
 
 
 def _named(name: str, size: int) -> tuple[str, ...]:
-    """The devices that a name means: those of a group, or one."""
+    """The devices in a name: those of a group, or a single one."""
     named = tuple(device.strip() for device in name.split(_AND))
     if len(named) not in (1, size):
         other = f"groups of {size}" if size > 1 else "a comma between devices of different trials"
@@ -220,11 +220,11 @@ def _check_together(group: tuple[str, ...]) -> None:
 
 
 def _gpus() -> int:
-    """How many there are; counted without starting CUDA, which a parent of workers must not.
+    """Number of GPUs, counted without starting CUDA, since a parent of workers must not start it.
 
-    Parts of GPUs (MIG) are those that are named: torch would start CUDA to count them, and a process sees one.
+    Parts of GPUs (MIG) are counted by their names: torch would start CUDA to count them, and a process sees one.
     """
-    import torch  # here, because slots are passed around by those who count no devices
+    import torch  # here, because modules that only pass slots around must not import torch
 
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if torch.version.cuda and all(name.strip().startswith("MIG-") for name in names):

@@ -1,4 +1,4 @@
-"""One trial, from its parameters to its outcome."""
+"""`TrialRun`: runs one attempt at a trial, from its parameters to its stored outcome."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class TrialRun:
     Attributes:
         opened: The study; its storage holds the trial's lease.
         trial: Optuna's trial, RUNNING.
-        code: Trains it: the Trainer or a function.
-        device: Where to train.
-        request: What others want of this worker.
-        pulse: Called again and again with how far the run is, as long as training advances.
+        code: The code that trains it: the Trainer or a function.
+        device: The device to train on.
+        request: Requests to stop this worker or its trial.
+        pulse: Called repeatedly with the session, as long as training advances.
         extend: Called where the trial's grant ends. Without it the trial pauses there.
-        before_s: Seconds that it took to take the trial, and to start this process for it.
+        before_s: Seconds that it took to take the trial and to start this process for it.
     """
 
     opened: OpenStudy
@@ -91,13 +91,13 @@ class TrialRun:
     _same: FrozenTrial | None = None
 
     def run(self) -> TrialReport:
-        """Train, and store what became of it.
+        """Train, and store the result.
 
         Returns:
-            The report. An error of the trial's own is in it, not raised.
+            The report. An error of the trial's own code is in it, and not raised.
 
         Raises:
-            StorageInternalError: The storage failed, which is not the trial's doing; it stays RUNNING.
+            StorageInternalError: The storage failed, which is not the trial's fault; the trial stays RUNNING.
         """
         started = time.monotonic()
         number, storage = self.trial.number, self.opened.storage
@@ -121,7 +121,7 @@ class TrialRun:
             note_stop(self.opened.spec, number, attempt, f"the database failed: {first_line(error)}")
             raise
         except LeaseLostError:
-            # Another attempt has the trial, or it was ended from outside: nothing of this one counts any more.
+            # Another attempt has the trial, or it was ended from outside: this attempt counts no more.
             storage.forget(self._id)
             self._failure, self._paused = None, False
             outcome, value = self._ended_outside(attempt)
@@ -139,13 +139,13 @@ class TrialRun:
         )
 
     def _ended_outside(self, attempt: int) -> tuple[Outcome | None, float | None]:
-        """The outcome and the value of a trial that was ended while this attempt had it; None for any other."""
+        """The outcome and value of a trial that was ended from outside during this attempt; else None twice."""
         storage = self.opened.storage
         try:
             trial, last = storage.get_trial(self._id), storage.attempts_of_trial(self._id)[-1]
         except (KeyError, IndexError):  # the study was deleted
             return None, None
-        # Another attempt may have ended it, or who took this one for dead.
+        # If not ours, another attempt has ended it, or a process that took this one for dead.
         ours = last.attempt == attempt and last.outcome in (None, trial.state.name.lower())
         if not ours or not trial.state.is_finished():
             return None, None
@@ -154,7 +154,7 @@ class TrialRun:
 
     @property
     def _reason(self) -> str:
-        """What people should know of its end beside the outcome."""
+        """The reason of the trial's end, for people; empty if the outcome says it all."""
         if self._outside:
             return ENDED_OUTSIDE
         if self._failure is not None:
@@ -163,7 +163,7 @@ class TrialRun:
         return self._unclaimed if same is None else same_as(same)
 
     def _say_unclaimed(self, outcome: Outcome | None) -> None:
-        """Say of a trial that ran to its end which values in the queue had no effect."""
+        """Report which queued values had no effect, for a trial that ran to its end."""
         if outcome == Outcome.COMPLETE and (names := unclaimed(known_of(self.trial))):
             self._unclaimed = never_asked(names)
             print_notice(self._unclaimed)
@@ -181,7 +181,7 @@ class TrialRun:
         return known_of(self.trial).user_attrs
 
     def _suggested(self) -> dict[str, Any]:
-        """The trial's parameters, as they are stored or drawn now."""
+        """The trial's parameters: the stored ones, and the others drawn now."""
         with self.opened.storage.together(self._id):
             return self.opened.space.suggest(self.trial)
 
@@ -193,21 +193,21 @@ class TrialRun:
         return TrialEnd(self.opened, self.trial, self.code)
 
     def _known(self) -> FrozenTrial | None:
-        """A trial with the same parameters whose result is to be taken over."""
+        """A trial with the same parameters whose result this trial takes over; None where there is none."""
         if self.opened.spec.study.duplicates != "reuse":
             return None
-        # One that has started to train resumes, even if the study has ended meanwhile. A fork is no twin of any.
+        # A trial that has started to train resumes. A fork's result does not depend on its parameters alone.
         if RUN_ATTR in self._attrs or forked_from(self.trial) is not None:
             return None
         params, space = self._suggested(), self.opened.space.distributions
         known = twin(self.opened.study, self.trial.number, params, space)
         owner = self.opened.storage.owner
-        # What other code came to is no result of this one.
+        # A result of other code is not a result of this worker's code.
         same = known is None or owner is None or trial_codes(self.opened.storage, known) == [owner.code]
         return known if same else None
 
     def _train(self, folder: Path) -> Outcome | None:
-        """Train, unless a trial with the same parameters has a result to be taken over.
+        """Train, unless the trial takes over the result of a trial with the same parameters.
 
         Returns:
             The outcome; None for a trial that is requeued or paused.
@@ -229,14 +229,14 @@ class TrialRun:
             if self._failure.parts:
                 return None
             if self._is_asked_to_leave:
-                # An engine's signal may have ended the code's own processes, too. An error of its own comes again.
+                # An engine's signal may have ended the code's own processes too. A real error will occur again.
                 self._failure = None
                 return None
             return self._failure.outcome
         return self._outcome_of(reason)
 
     def _outcome_of(self, reason: str | None) -> Outcome | None:
-        """What a training without an error came to; None: the trial is requeued or paused.
+        """The outcome of a training that raised no error; None: the trial is requeued or paused.
 
         Args:
             reason: Why it ended early, if it did.
@@ -256,11 +256,11 @@ class TrialRun:
 
     @property
     def _is_asked_to_leave(self) -> bool:
-        """Whether the worker is to leave, and the trial itself is not to end."""
+        """Whether the worker was asked to leave, without a verdict that ends the trial."""
         return self.request.leaving and self.request.verdict(self._lease) is None
 
     def _pause(self) -> Outcome | None:
-        """Have the trial paused, where it can resume from its last epoch; an error of the trial's where not."""
+        """Mark the trial as paused if it can resume from its last epoch; else it ends with an error."""
         epoch = len(self.code.history)
         if checkpoint_of_epoch(attempt_folders(self.opened.spec, self.trial.number), epoch) is None:
             return self._failed(
@@ -287,7 +287,7 @@ class TrialRun:
         return Failure(outcome, f"{reason}; it resumes with each batch in {parts} parts", text, parts)
 
     def _store(self, outcome: Outcome | None) -> float | None:
-        """Store the outcome, or that of a trial with the same parameters; returns the value."""
+        """Store the outcome, or take over that of a trial with the same parameters; returns the value."""
         if self._same is not None:
             return self._end.take_over(self._same)
         if self._running is not None and self._running.started_again:
@@ -301,7 +301,7 @@ class TrialRun:
         return self._end.value
 
     def _keep_timing(self) -> None:
-        """Store how long this attempt and those before took, for a scheduler that weighs what a switch costs."""
+        """Store how long the trial's attempts took, for schedulers that consider the cost of a switch."""
         epochs, seconds = (0, 0.0) if self._running is None else self._running.trained
         if not epochs or GRANTS_ATTR not in self._attrs:
             return
@@ -309,7 +309,7 @@ class TrialRun:
         self.trial.set_user_attr(TIMING_ATTR, asdict(timing_of(self.trial).with_attempt(epochs, seconds, around)))
 
     def _session(self, folder: Path) -> Session:
-        """What the trial offers to its code, at the point where an attempt begins."""
+        """The session of this attempt, before training begins."""
         opened, spec, trial = self.opened, self.opened.spec, self.trial
         with opened.storage.together(self._id):
             params = self._suggested()
@@ -340,20 +340,20 @@ class TrialRun:
         return session
 
     def _source(self) -> Source | None:
-        """Where the trial begins, if it is a fork."""
+        """The parent's checkpoint with which the trial begins, if it is a fork."""
         fork = forked_from(self.trial)
         if fork is None:
             return None
         return Source(fork["parent"], fork["epoch"], attempt_folders(self.opened.spec, fork["parent"]))
 
     def _extended(self, values: Mapping[int, float]) -> Granted | None:
-        """As `extend`, with the bounds measured by which the scheduler leaves a trial alone."""
+        """As `extend`, after storing how far the trial violates bounds, which the scheduler needs to know."""
         assert self.extend is not None
         self._end.keep_constraints()
         return self.extend(values)
 
     def _run_as_before(self, seed: int) -> None:
-        """Store how the trial is run; one that resumes keeps its number of threads, for equal bits."""
+        """Store how the trial is run; a trial that resumes keeps its number of threads, for equal bits."""
         attrs = self._attrs
         if RUN_ATTR in attrs:
             torch.set_num_threads(attrs[RUN_ATTR]["threads"])

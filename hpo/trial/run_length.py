@@ -1,4 +1,4 @@
-"""How many optimizer steps a training takes: what its schedules are laid out over, known with the data at hand."""
+"""Computes how many optimizer steps a training takes, from its data, so that its schedules can be laid out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Progress:
     Attributes:
         data_epochs: Passes over the training data.
         steps: Optimizer steps.
-        data_batches: Batches of the pass that is not over.
+        data_batches: Batches of the unfinished pass.
     """
 
     data_epochs: int = 0
@@ -49,7 +49,7 @@ class RunLength:
 
     Attributes:
         total_steps: Optimizer steps in all; None if unknown.
-        steps_per_epoch: Optimizer steps of one pass over the training data, which ``max_epochs`` counts; None
+        steps_per_epoch: Optimizer steps of one pass over the training data (``max_epochs`` counts passes); None
             where the data has no length.
         epochs: Epochs in all, which end with a validation.
     """
@@ -60,7 +60,7 @@ class RunLength:
 
 
 def plan_of(config: Mapping[str, Any], after: Progress) -> Plan:
-    """The plan of a training whose config's length comes on top of what is trained already."""
+    """The plan of a training, in which the config's length is added to what is trained already."""
     section = config["trainer"]
     return Plan(
         max_epochs=_beyond(after.data_epochs, section["max_epochs"]),
@@ -83,14 +83,14 @@ def run_length(
         config: The resolved config; its sections ``loader`` and ``trainer`` count.
         train: The training data.
         batches_per_step: Batches whose gradients make one optimizer step.
-        drops_last_step: Whether what an epoch leaves over makes none.
+        drops_last_step: Whether the batches left over at the end of an epoch make no step.
         after: What is trained already, which does not count.
 
     Raises:
         TypeError: No batches can be made of the data.
-        ValueError: There is none, or a length is needed that the data does not have.
+        ValueError: There are no data, or a length is needed that the data does not have.
     """
-    # Tensors on this device have no contents: nothing is copied. What makes batches of them changes no length.
+    # Tensors on the device "meta" have no contents, so nothing is copied. `collate_fn` does not change the length.
     options = BatchOptions(**{**config["loader"], "collate_fn": None})
     batches = train_batches(train, options, torch.device("meta"))
     one_pass = known_length(batches)
@@ -111,13 +111,13 @@ def with_numbers(
     callbacks: Sequence[Configured],
     after: Progress,
 ) -> dict[str, Any]:
-    """The config with numbers in the place of ``${trainer.total_steps}`` and ``${trainer.steps_per_epoch}``.
+    """The config with numbers in place of ``${trainer.total_steps}`` and ``${trainer.steps_per_epoch}``.
 
     Args:
         spec: The study file.
         config: The resolved config.
         train: The training data.
-        callbacks: Those that are configured.
+        callbacks: The configured callbacks.
         after: What is trained already, which does not count.
 
     Raises:
@@ -143,7 +143,7 @@ def with_numbers(
         if numbers[name] is None:
             raise _unknown(spec, name, path)
     laid_out = dict(put_lengths(config, numbers))
-    # A callback of the user's may change the number of steps, as a batch size does that changes.
+    # A user's callback may change the number of steps, as a changing batch size does.
     if cycle and not changing and not any(TARGET in arguments for _, arguments in callbacks):
         for keys, node in lr_schedulers(laid_out).items():
             if _is_one_cycle(node):
@@ -163,13 +163,13 @@ def _refuse_shortfall(spec: StudySpec, path: str, node: Mapping[str, Any], lengt
 
 @dataclass(frozen=True)
 class Shortfall:
-    """A OneCycleLR that is over before the training is.
+    """A OneCycleLR that ends before the training does.
 
     Attributes:
-        key: Its argument that says how long it is.
-        span: Its steps.
+        key: Its argument that gives its length.
+        span: The steps that it was laid out for.
         calls: The steps that the training takes of it.
-        unit: What the training calls them.
+        unit: What a step is: ``"epochs"`` or ``"steps"``.
     """
 
     key: str
@@ -191,7 +191,7 @@ class Shortfall:
 
 
 def shortfall(node: Mapping[str, Any], calls: int | None) -> Shortfall | None:
-    """How much too short a OneCycleLR is laid out, which raises once it is over; None where it is long enough.
+    """How much too short a OneCycleLR is (it would raise after its end); None where it is long enough.
 
     Args:
         node: The section ``lr_scheduler`` of a resolved config.
@@ -205,7 +205,7 @@ def shortfall(node: Mapping[str, Any], calls: int | None) -> Shortfall | None:
 
 
 def _span(node: Mapping[str, Any]) -> tuple[str, Any]:
-    """Where a OneCycleLR says how long it is, and the number if it is one."""
+    """The argument that gives a OneCycleLR's length, and the length if it is a number."""
     if node.get("total_steps") is not None:
         return "total_steps", node["total_steps"]
     epochs, each = node.get("epochs"), node.get("steps_per_epoch")
@@ -213,7 +213,7 @@ def _span(node: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def accumulated(callbacks: Sequence[Configured]) -> tuple[int, bool]:
-    """Batches whose gradients make one optimizer step, and whether the rest of an epoch makes none."""
+    """Batches whose gradients make one optimizer step, and whether those left over in an epoch make none."""
     for kind, arguments in callbacks:
         if _is_a(kind, GradientAccumulation):
             given = dict(zip(("batches", "drop_last"), arguments.get(ARGS, ()), strict=False)) | dict(arguments)

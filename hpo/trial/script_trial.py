@@ -1,4 +1,4 @@
-"""What an Optuna objective gets: a trial that draws its parameters as it is asked, and reports to a session."""
+"""`ScriptTrial`: the trial that an Optuna objective gets, which draws parameters and reports to a session."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _Value = TypeVar("_Value")
 class ScriptTrial(BaseTrial):
     """An `optuna.Trial` as a script's objective uses it, on a trial that a worker holds.
 
-    Parameters are drawn by Optuna's own trial, and stored at once: an attempt that starts again gets those that an
-    earlier one has drawn. Reports, decisions and checkpoints are the session's. Its members are those of Optuna's
-    trial, and beside them those of a session by which a script resumes.
+    Optuna's own trial draws the parameters and stores them at once, so a later attempt gets those that an earlier
+    one has drawn. The session handles reports, decisions and checkpoints. The members are those of Optuna's trial,
+    and those of a session that a script needs to resume.
 
     Args:
         session: The session of the running attempt.
@@ -86,7 +86,7 @@ class ScriptTrial(BaseTrial):
         return self.suggest_float(name, low, high, step=q)
 
     def _taken(self, name: str, draw: Callable[[], _Value]) -> _Value:
-        """Draw a parameter; a new one is written into the trial's folder, with the config."""
+        """Draw a parameter; a new one is added to the config in the trial's folder."""
         session = self.session
         if not isinstance(name, str):
             problem = f"the name of a parameter is {name!r}, and no text"
@@ -105,15 +105,15 @@ class ScriptTrial(BaseTrial):
     # ---- what it came to
 
     def report(self, value: SupportsFloat, step: int, **metrics: SupportsFloat) -> None:
-        """Report the study's metric after a step, counted from 0 or 1; further metrics go by name.
+        """Report the study's metric after a step, counted from 0 or 1; further metrics are given by name.
 
-        A step may come once, as of `optuna.Trial`: a second value of it is left out, and the log says so.
+        As in `optuna.Trial`, the first value of a step is kept: a second one is ignored, and the log says so.
 
         Raises:
             ValueError: The step is negative, or before one that was reported.
-            MetricError: A metric is no real number.
+            MetricError: A metric is not a real number.
             optuna.TrialPruned: The trial was pruned by an earlier report.
-            TrainingStoppedError: Training was to stop for another reason at the report before.
+            TrainingStoppedError: Training should have stopped, for another reason, after the report before.
         """
         taken = self.session.report_step(int(step), {self.session.metric: value, **metrics})
         if not taken and not self._warned:
@@ -121,16 +121,16 @@ class ScriptTrial(BaseTrial):
             print_notice(f"step {step} is reported again: its first value stays")
 
     def should_prune(self) -> bool:
-        """Whether the trial is to end here: it is pruned, or has diverged.
+        """Whether the trial should end here, because it is pruned or has diverged.
 
         Raises:
-            TrainingStoppedError: It ends here for another reason, and resumes later: its run ends, or it pauses
-                where its checkpoint is saved.
+            TrainingStoppedError: The trial ends here for another reason and resumes later: its run ends, or it
+                pauses and its checkpoint is saved.
         """
         session = self.session
         reason = session.reason_to_stop()
         if reason == PAUSED and session.checkpoints.of_epoch(session.epoch) is None:
-            return False  # it may save one now, which ends it, or its next report
+            return False  # it may still save a checkpoint now, which ends it; else its next report does
         if session.should_stop and reason in (PAUSED, INTERRUPTED):
             raise TrainingStoppedError(f"{reason} after epoch {session.epoch}")
         return reason is not None
@@ -156,7 +156,7 @@ class ScriptTrial(BaseTrial):
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """What they were drawn from."""
+        """The distributions of the drawn parameters."""
         return self._drawn.distributions
 
     @property
@@ -176,30 +176,30 @@ class ScriptTrial(BaseTrial):
 
     @property
     def number(self) -> int:
-        """The trial."""
+        """The trial's number."""
         return self.session.number
 
     @property
     def study(self) -> optuna.Study:
-        """Optuna's study, to look at.
+        """Optuna's study, for reading.
 
         Raises:
-            AttributeError: The parameters are fixed, as those of final training.
+            AttributeError: The parameters are fixed, as in final training.
         """
         study: optuna.Study = self._drawn.study  # type: ignore[attr-defined]
         study.stop = _refuse_to_stop  # type: ignore[method-assign] # Optuna's says that no objective has called it
         return study
 
-    # ---- what a session has beside that
+    # ---- further members of a session
 
     @property
     def folder(self) -> Path:
-        """Where this attempt may write."""
+        """The folder that this attempt may write to."""
         return self.session.folder
 
     @property
     def device(self) -> torch.device:
-        """Where to train."""
+        """The device to train on."""
         return self.session.device
 
     @property
@@ -209,7 +209,7 @@ class ScriptTrial(BaseTrial):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the trial is pruned, pauses, or its run ends: save, and return."""
+        """Whether to save and return: the trial is pruned, has diverged or pauses, or its run ends."""
         return self.session.should_stop
 
     def save_checkpoint(self, state: Any) -> Path:
@@ -224,7 +224,7 @@ class ScriptTrial(BaseTrial):
 
 
 def session_of(trial: Session | ScriptTrial) -> Session:
-    """The session of what a function gets as its ``trial``."""
+    """The session behind the ``trial`` that a function gets."""
     return trial.session if isinstance(trial, ScriptTrial) else trial
 
 
@@ -240,7 +240,7 @@ def _stored(name: str, choice: Any) -> CategoricalChoiceType:
 
 
 def _refuse_twins(name: str, labels: Sequence[CategoricalChoiceType]) -> None:
-    """Optuna stores the first choice that equals the drawn one: 1 would stand for a trial that had True."""
+    """Refuse choices that count as equal, such as 1 and True: Optuna would store the first of them for either."""
     known: dict[CategoricalChoiceType, CategoricalChoiceType] = {}
     for each in labels:
         first = known.setdefault(each, each)

@@ -1,4 +1,4 @@
-"""Session: what a running trial offers to the code that trains it, of any kind."""
+"""`Session`: what a running trial offers to the code that trains it, be it the Trainer, a function or a script."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trainer.state import DIVERGED, INTERRUPTED, PAUSED, PRUNED, Mode
 _VERSION: Final = 3
 #: The largest step that `report_step` takes: the history has an entry for each.
 MAX_STEP: Final = 100_000
-#: Reasons to stop; a later one takes the place of an earlier one.
+#: Reasons to stop, in ascending order of rank: a reason replaces one of lower rank.
 _RANKS: Final = (None, PAUSED, INTERRUPTED, PRUNED, DIVERGED)
 _REASONS: Final = {Decision.CONTINUE: None, Decision.PAUSE: PAUSED, Decision.STOP: PRUNED}
 
@@ -59,27 +59,27 @@ class Session:
     Callbacks use `take_report` and `write_checkpoint`, which leave it to the caller to end the training.
 
     Attributes:
-        number: The trial.
+        number: The trial's number.
         params: Its parameters, by dotted path.
         config: The study file's config with these parameters.
         folder: The folder that this attempt may write to; each attempt has its own.
-        device: Where to train.
+        device: The device to train on.
         seed: Seed of everything random in the training; the same for each attempt.
-        parts: Number of parts to split each batch into, after the device ran out of memory with larger ones.
-        mode: Whether the study's metric is to fall or to rise.
+        parts: Parts into which to cut each batch, after the device's memory ran out with larger ones.
+        mode: Whether the study's metric is minimised or maximised.
         inherited: Epochs that the trial's parent has trained, if it is a fork; the first checkpoint that it loads
             is the parent's.
-        max_epochs: Epochs of a run to the end, for people who watch; training code may set it. 0: not known.
-        reports: Stores what is reported, and asks whether to prune.
+        max_epochs: Epochs of a run to the end, shown to people; training code may set it. 0: not known.
+        reports: Stores what is reported, and asks the scheduler about it.
         checkpoints: The trial's checkpoint files.
-        request: Requests to this worker, such as to stop.
-        lease: This attempt, by which the worker holds the trial.
-        process: Id of the process that trains; a fork of it that comes here is ended.
-        pulse: Called with the session again and again, as long as training advances.
-        history: The metrics of each epoch that was reported, by this attempt or one that it resumes.
+        request: Requests to stop this worker or its trial.
+        lease: The lease of this attempt, by which the worker holds the trial.
+        process: Id of the process that trains; a process forked from it that calls the session is ended.
+        pulse: Called repeatedly with the session, as long as training advances.
+        history: The metrics of each reported epoch, of this attempt and those that it resumes.
         resumed_at: Epochs of the history that this attempt has not trained itself.
-        first_step: What the training code calls its first epoch, see `report_step`; None: not known yet.
-        stop_reason: Why training is to end or has ended early, as far as the code knows: ``"diverged"``,
+        first_step: The training code's number for its first epoch, see `report_step`; None: not known yet.
+        stop_reason: Why training should end or has ended early, as far as the code knows: ``"diverged"``,
             ``"pruned"``, ``"interrupted"`` or ``"paused"``.
     """
 
@@ -108,8 +108,8 @@ class Session:
     _resumed: bool = False
     _anew: bool = False
     _told: bool = False
-    _saved_early: bool = False  # a checkpoint of no epoch: the code saves an epoch and then reports it
-    _last_report: bool = False  # training should have stopped by then
+    _saved_early: bool = False  # a checkpoint was saved before any report: the code saves epochs before reporting
+    _last_report: bool = False  # training should have stopped before the next report
 
     @property
     def metric(self) -> str:
@@ -134,7 +134,7 @@ class Session:
 
     @property
     def told_to_stop(self) -> bool:
-        """Whether the training code knows that it is to stop: it has looked, or was ended by an exception."""
+        """Whether the training code knows that it should stop: it has asked, or was ended by an exception."""
         return self._told
 
     # ---- while it trains
@@ -162,8 +162,8 @@ class Session:
             self._end()
 
     def take_report(self, epoch: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """As `report`, but a trial that is pruned or has diverged by this epoch does not end here: for what looks
-        at `stop_reason` or `should_stop` itself.
+        """As `report`, but without ending a trial that is pruned or has diverged by this epoch: for code that
+        checks `stop_reason` or `should_stop` itself.
 
         Raises:
             Exception: As `report`, where the training was to end after the epoch before.
@@ -185,13 +185,13 @@ class Session:
         self._last_report = self.stop_reason is not None or self.request.stops(self.number, self.lease)
 
     def report_step(self, step: int, metrics: Mapping[str, SupportsFloat]) -> bool:
-        """As `take_report`, by the code's own count of steps, which begins at 0 or above and may leave some out.
+        """As `take_report`, by the code's own count of steps, which begins at 0 or above and may have gaps.
 
-        The step 0 is the epoch 1; where the code begins at 1 or later, a step is the epoch of that number. Epochs
-        that it leaves out count, and nothing is stored of them. As Optuna has it, the first value of a step stays.
+        If the code begins at step 0, that is epoch 1; if it begins later, a step is the epoch of that number. Left
+        out epochs count, but nothing is stored for them. As in Optuna, the first value of a step is kept.
 
         Returns:
-            Whether it is taken; False for a step that has a value.
+            True if the report was taken; False for a step that already has a value.
 
         Raises:
             ValueError: The step is negative, lies before one that was reported, or is beyond any number of epochs;
@@ -215,8 +215,8 @@ class Session:
         return True
 
     def conclude(self, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Take what the trial has come to as its one epoch, of code that reports none: the scheduler is not asked
-        about it, for nothing is left to prune or to pause.
+        """Take the trial's result as its only epoch, for code that reports none; the scheduler is not asked about
+        it, since nothing is left to prune or to pause.
 
         Raises:
             MetricError: A metric is no real number.
@@ -228,7 +228,7 @@ class Session:
 
     @property
     def should_stop(self) -> bool:
-        """Whether training is to end, with this batch if it can, else after this epoch; asked after each batch.
+        """Whether training should end, after this batch if it can, else after this epoch; to be read each batch.
 
         Raises:
             LeaseLostError: Another attempt has the trial.
@@ -237,7 +237,7 @@ class Session:
         return self._told
 
     def reason_to_stop(self) -> str | None:
-        """Why training is to end, None where it is not: `should_stop` for who has not yet told the training code.
+        """Why training should end, or None; unlike `should_stop` it does not count as telling the training code.
 
         Raises:
             LeaseLostError: Another attempt has the trial.
@@ -248,23 +248,23 @@ class Session:
         return self.stop_reason
 
     def show_life(self) -> None:
-        """Show that training advances, where `should_stop` is not asked for long: a silent trial is timed out."""
+        """Show that training advances while `should_stop` is not called for long: a silent trial is timed out."""
         end_fork(self.process)
         self.pulse(self)
 
     def diverge(self) -> None:
-        """Say that the training has diverged, where its metric does not show it."""
+        """Report that the training has diverged, where its metric does not show it."""
         self._stop(DIVERGED)
 
     # ---- checkpoints
 
     def save_checkpoint(self, state: Any, batch: int = 0) -> Path:
-        """Save what the trial needs to resume, after the last reported epoch, and end the training where it is to
-        stop and resume later; what is saved is on disk then.
+        """Save what the trial needs to resume, after the last reported epoch, and end the training if it should
+        stop and resume later; the checkpoint is on disk by then.
 
         The history and the states of the global random generators are saved with it. The checkpoints of the best
-        epoch and the latest two stay. A trial pauses at an epoch's end, and after its last epoch, where
-        `max_epochs` tells which that is, it ends by itself.
+        epoch and the latest two are kept. A trial pauses only at an epoch's end, and not after its last epoch, if
+        `max_epochs` says which that is.
 
         Args:
             state: Tensors and plain values, in lists, tuples, sets and dicts.
@@ -272,7 +272,7 @@ class Session:
 
         Raises:
             TrainingStoppedError: The trial pauses, or its run ends.
-            UnreadableError: It holds something that could not be read back; nothing is written.
+            UnreadableError: The state contains something that could not be read back; nothing is written.
             CheckpointWriteError: The disk is full or not writable.
             LeaseLostError: Another attempt has the trial.
         """
@@ -282,7 +282,7 @@ class Session:
         return path
 
     def write_checkpoint(self, state: Any, batch: int = 0) -> Path:
-        """As `save_checkpoint`, but it ends no training."""
+        """As `save_checkpoint`, but without ending the training."""
         end_fork(self.process)
         self.request.stops(self.number, self.lease)
         progress = {
@@ -298,17 +298,17 @@ class Session:
         return path
 
     def load_checkpoint(self) -> Any | None:
-        """What any attempt at the trial has saved last and can be read, on `device`; None where there is nothing.
+        """The newest readable state that an attempt at the trial has saved, on `device`; None where there is none.
 
-        The history becomes the checkpoint's, the storage is brought to it, and the global random generators are
-        put back to where they were when it was saved. A fork that has saved nothing yet gets what its parent had
-        saved; the generators are then its own.
+        The history becomes the checkpoint's, the stored values are made equal to it, and the global random
+        generators are restored. A fork that has saved nothing yet gets its parent's state; the generators are then
+        not restored.
 
         Raises:
-            optuna.TrialPruned: An earlier attempt was pruned at this epoch, and ended before that was stored.
-            TrainingStoppedError: It was to pause there, likewise.
-            ValueError: Other training code, or another version of this format, wrote it.
-            CheckpointError: It is a fork, and that checkpoint of its parent can't be read.
+            optuna.TrialPruned: An earlier attempt was pruned at this epoch, but ended before that was stored.
+            TrainingStoppedError: An earlier attempt was to pause at this epoch, likewise.
+            ValueError: Other training code, or another version of this format, wrote the checkpoint.
+            CheckpointError: The trial is a fork, and its parent's checkpoint can't be read.
             LeaseLostError: Another attempt has the trial.
         """
         found = self.checkpoints.newest()
@@ -329,14 +329,14 @@ class Session:
         self._end_where_saved(inside=inside or found is None)
         return checkpoint["saved"]
 
-    # ---- what those use who build on it
+    # ---- for code that builds on a session
 
     def resume(self, history: list[Metrics], *, inside: bool = False) -> None:
-        """Take over a history as the truth, and bring the storage to it; it may end where the trial was pruned.
+        """Take over a history, and make the stored values equal to it; follows a decision of an earlier attempt.
 
         Args:
             history: The metrics of each finished epoch.
-            inside: Training is inside the epoch after those: it ends that one before it pauses.
+            inside: Whether training is inside the next epoch, which then ends before the trial pauses.
 
         Raises:
             LeaseLostError: Another attempt has the trial.
@@ -350,7 +350,7 @@ class Session:
             self._follow(decision)
 
     def finish(self) -> bool:
-        """Wait for reports that are under way; whether the trial is pruned by one of them.
+        """Wait until all reports are stored; returns whether the trial is pruned by one of them.
 
         Raises:
             LeaseLostError: Another attempt has the trial.
@@ -359,22 +359,22 @@ class Session:
         return decision is Decision.STOP
 
     def raise_pruned(self) -> None:
-        """Raise what ends a trial that is pruned.
+        """End a trial that is pruned.
 
         Raises:
-            optuna.TrialPruned: It is.
+            optuna.TrialPruned: The trial is pruned.
         """
         if self.stop_reason == PRUNED:
             raise optuna.TrialPruned(f"pruned after epoch {self.epoch}")
 
     def keep_config(self, config: Mapping[str, Any]) -> None:
-        """Write down what the trial trains with: ``config.yaml`` in its folder."""
+        """Store the config that the trial trains with in ``config.yaml`` in its folder."""
         self.config = config
-        with replacing(self.folder / "config.yaml") as file:  # whole, or not there, where the process is killed
+        with replacing(self.folder / "config.yaml") as file:  # never half-written, even if the process is killed
             file.write(to_yaml({**config, "seed": self.seed}))
 
     def _begin(self) -> None:
-        """Begin with the first epoch, where the code has loaded nothing before its first report."""
+        """Begin with the first epoch, if the code has not loaded a checkpoint before its first report."""
         if not self._resumed:
             began = self._began
             self._start_anew()
@@ -404,7 +404,7 @@ class Session:
         self._reported(lambda: self.reports.report(epoch, value, ask=ask))
 
     def _reported(self, report: Callable[[], Decision]) -> Decision:
-        """Do as the reports say; where the database fails permanently, stop, to resume later."""
+        """Call a method of the reports; if the database fails permanently, stop the training, to resume later."""
         try:
             decision = report()
         except DatabaseError:

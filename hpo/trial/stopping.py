@@ -8,11 +8,11 @@ from hpo.storage.recovery import Verdict
 
 
 class StopRequest:
-    """What others want of a worker. Any thread may set it, and a signal's handler inside of another one, so there
-    is no lock; a trial's session looks after each batch.
+    """Requests to a worker, which a trial's session checks after each batch.
 
-    A verdict or a lost lease is about one attempt at one trial: it does nothing to the next trial, should this one
-    end first, nor to this one when it resumes, should it pause first.
+    Any thread may make them, and a signal handler may interrupt another request, so there is no lock. A verdict or
+    a lost lease is about one attempt at one trial: it does not affect the worker's next trial, nor a later attempt
+    at the same trial.
     """
 
     def __init__(self) -> None:
@@ -26,23 +26,23 @@ class StopRequest:
 
     @property
     def leaving(self) -> bool:
-        """Whether the worker is to take no other trial."""
+        """Whether the worker was asked to leave."""
         return self._leave
 
     def end(self, lease: Lease, verdict: Verdict) -> None:
-        """Ask that an attempt, and its trial, ends with a verdict."""
+        """Ask to end an attempt and its trial with a verdict."""
         self._verdicts[lease] = verdict
 
     def verdict(self, lease: Lease) -> Verdict | None:
-        """How an attempt is to end, if that was requested."""
+        """The verdict with which an attempt was asked to end, if any."""
         return self._verdicts.get(lease)
 
     def lose(self, lease: Lease) -> None:
-        """Say that a lease is lost."""
+        """Record that a lease is lost."""
         self._lost.add(lease)
 
     def stops(self, number: int, lease: Lease) -> bool:
-        """Whether this attempt at trial ``number`` is to stop now.
+        """Whether this attempt at trial ``number`` must stop now.
 
         Raises:
             LeaseLostError: Another attempt has it.

@@ -1,4 +1,4 @@
-"""What the service gives the callbacks that show runs: W&B, MLflow, TensorBoard's HParams tab, single steps."""
+"""The arguments that hpo gives to callbacks for W&B, MLflow, Comet, TensorBoard, and other files of a run."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hpo.study.folders import CHECKPOINTS, is_attempt
 from hpo.trial.place import RunPlace
 from trainer.callbacks.mirror import flat
 
-#: In a trial's folder: what its run is called elsewhere, the same for each attempt.
+#: The file in a trial's folder with the key of its run in trackers, the same for each attempt.
 _KEY_FILE: Final = "run_key"
 _SQLITE: Final = "sqlite:///"
-#: Sections of a config whose values are a run's parameters where nothing is searched.
+#: Sections of a config whose values are shown as a run's parameters where nothing is searched.
 _SECTIONS: Final = ("model", "loss", "optimizer", "lr_scheduler", "loader", "trainer", "data")
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A training run, as it is shown elsewhere.
+    """A training run as trackers show it.
 
     Attributes:
         spec: The study file.
-        place: Where this attempt writes, the run's name, and the trial's parameters.
-        config: What the trainer is built from.
+        place: The attempt's folder, the run's name, and the trial's parameters.
+        config: The config from which the trainer is built.
     """
 
     spec: StudySpec
@@ -47,7 +47,7 @@ class Shown:
 
     @property
     def followed(self) -> dict[str, str]:
-        """The study's metric, as the arguments of a callback that goes by it."""
+        """The study's metric and its direction, as arguments of a callback that monitors it."""
         return {"monitor": self.spec.study.metric, "mode": self.spec.study.mode}
 
     def wandb(self, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Shown:
 
     def tensorboard(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments of the callback for TensorBoard."""
-        # One folder for all attempts, brought to the history by each: TensorBoard shows a folder as one run.
+        # One folder for all attempts, which each attempt makes equal to the history: to TensorBoard it is one run.
         return {**written, "folder": self._of_all_attempts / "tensorboard", "hparams": self._parameters}
 
     def merging(self, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Shown:
         return {**written, **self._places()}
 
     def _places(self) -> dict[str, Any]:
-        """Where this attempt writes, and where those before it did."""
+        """The folder of this attempt, and those of the others."""
         own = self.place.folder
         return {"folder": own, "earlier": [other for other in self._attempts() if other != own]}
 
@@ -127,20 +127,20 @@ class Shown:
         return [folder for folder in self.place.folder.parent.glob("attempt-*") if is_attempt(folder.name)]
 
     def _key(self) -> str:
-        """What the run is called elsewhere: random, so that a study that was deleted and begun anew is another."""
+        """The run's key in trackers; random, so that a study that was deleted and started again gets new runs."""
         token = secrets.token_hex(4)
         if not self._is_trial:
             return f"{self.place.name}-{token}"
         file = self.place.folder.parent / _KEY_FILE
         key = file.read_text(encoding="ascii") if file.exists() else ""
-        if not key:  # one attempt at a time comes here
+        if not key:  # only one attempt at a time gets here
             key = f"{self.place.name}-{token}"
             file.write_text(key, encoding="ascii")
         return key
 
 
 def _from_folder(uri: Any, folder: Path) -> Any:
-    """A tracking URI; a relative SQLite file in it lies in the folder, wherever the command was started."""
+    """A tracking URI, in which a relative path of a SQLite file is made relative to the folder."""
     if isinstance(uri, str) and uri.startswith(_SQLITE):
         return f"{_SQLITE}{folder / uri.removeprefix(_SQLITE)}"
     return uri

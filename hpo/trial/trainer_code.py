@@ -1,4 +1,4 @@
-"""The Trainer as training code: built from the trial's config, bridged to its session, resumed, and fitted."""
+"""Trains a trial with the Trainer: builds it from the config, connects it to the session, resumes, and fits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trainer.state import CONTINUED
 
 
 def read_hooks(builder: Builder) -> None:
-    """Read the source of the hooks that each trial's trainer checks, once for all trials."""
+    """Read the source code of the callbacks' hooks, which each trial's trainer checks, once for all trials."""
     own = (node[TARGET] for node in configured(builder.spec.resolve()).values() if TARGET in node)
     kinds = [Watch, MicroBatches, PrunerCallback, *map(builder.resolver.resolve, own)]
     declared.read_hooks(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Callback))
@@ -42,7 +42,7 @@ class TrainerCode:
 
     Attributes:
         builder: Builds the trainer.
-        peers: The other processes of a training on several devices; None: it has one.
+        peers: The other processes of a training on several devices; None: there is one device.
     """
 
     builder: Builder
@@ -52,7 +52,7 @@ class TrainerCode:
 
     @property
     def history(self) -> Sequence[Metrics]:
-        """The trainer's history, which its checkpoints hold."""
+        """The trainer's history, which is also in its checkpoints."""
         return [] if self._trainer is None else self._trainer.state.history
 
     @property
@@ -61,7 +61,7 @@ class TrainerCode:
 
     @property
     def prediction(self) -> Mapping[str, Any] | None:
-        """Predictions of the final loss beside what it came to, where the trainer predicts."""
+        """Predictions of the final loss beside the actual one, where the trainer predicts."""
         if self._trainer is None:
             return None
         state, whole = self._trainer.state, self._trainer.finished
@@ -84,12 +84,12 @@ class TrainerCode:
             peers.meet()
             state = trainer.fit(data["train"], data["val"])
         if state.stop_reason in CONTINUED and not trainer.plan.broken_off(state):
-            return None  # asked for too late: nothing is left to train
+            return None  # the request came too late: nothing is left to train
         return state.stop_reason
 
     def smaller(self) -> int | str:
-        """Parts for each batch that are smaller than those of this run; see `hpo.trial.training_code`."""
-        if self._trainer is None or self._session is None:  # it ran out before there was a batch
+        """A larger number of parts for each batch than in this run; see `hpo.trial.training_code`."""
+        if self._trainer is None or self._session is None:  # memory ran out before the first batch
             return ""
         config = self._session.config
         train = self.builder.data(config)["train"]
@@ -111,15 +111,15 @@ class TrainerCode:
 
 @dataclass(frozen=True)
 class _RankWork:
-    """What all ranks of a trial do, and all that a peer knows of it.
+    """The work of all ranks of a trial, with all that a peer knows about the trial.
 
     Attributes:
-        number: The trial.
+        number: The trial's number.
         params: Its parameters.
-        config: Its config, without the lengths that the data decides.
+        config: Its config, without the lengths that follow from the data.
         seed: Its seed.
-        parts: Parts that each batch is cut into.
-        checkpoints: Where it was last.
+        parts: Parts into which each batch is cut.
+        checkpoints: Its checkpoints, from which it resumes.
     """
 
     number: int
@@ -131,7 +131,7 @@ class _RankWork:
 
     @classmethod
     def of(cls, session: Session) -> _RankWork:
-        """Of a trial."""
+        """The work for a trial's session."""
         return cls(
             session.number,
             session.params,
@@ -142,7 +142,7 @@ class _RankWork:
         )
 
     def __call__(self, builder: Builder, seat: Seat) -> None:
-        """As a peer: build the trainer, and fit it."""
+        """Run in a peer: build the trainer, and fit it."""
         data = builder.data(self.config)
         config = builder.laid_out(self.config, data)
         trainer = self.trainer(builder, config, seat.folder, seat.device, [MicroBatches(self.parts)])
@@ -157,7 +157,7 @@ class _RankWork:
         device: torch.device,
         bridge: Sequence[Callback],
     ) -> Trainer:
-        """The trainer at the point where the trial last was."""
+        """The trainer, resumed from the trial's newest checkpoint, or its parent's, if there is one."""
         place = RunPlace(folder, f"trial-{self.number}", self.params)
         config = cut(config, self.parts)
         trainer = builder.trainer(config, place, seed=self.seed, device=device, bridge=bridge)
@@ -171,7 +171,7 @@ class _RankWork:
 
 
 def _fork(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Begin with another trial's checkpoint, with this one's parameters."""
+    """Begin with the parent's checkpoint, but with the fork's own parameters."""
     try:
         trainer.load_state_dict(checkpoint, fork=True)
     except (RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What trains a trial: takes a session, trains on it, and has the history of its epochs afterwards."""
+"""`TrainingCode`, the interface of code that trains a trial on its session, and `FunctionCode` for functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.data.random_state import seed_all
 from trainer.recorded import MetricError, Metrics
 from trainer.state import DIVERGED, PAUSED, Mode, best_epoch
 
-#: The parameter by which a function takes its trial's session.
+#: The name of the parameter by which a function takes its trial's session.
 SESSION: Final = "trial"
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -37,17 +37,17 @@ class TrainingCode(Protocol):
 
     @property
     def history(self) -> Sequence[Metrics]:
-        """The metrics of each finished epoch so far, those of attempts that it resumes included."""
+        """The metrics of each finished epoch so far, including epochs of earlier attempts that it resumes."""
         ...
 
     @property
     def returned(self) -> Metrics | None:
-        """What it says that the trial has come to, beside its epochs; None: its best epoch counts."""
+        """The trial's result as the code itself gives it; None: the best epoch counts."""
         ...
 
     @property
     def prediction(self) -> Mapping[str, Any] | None:
-        """What the trial was predicted to end at, see `hpo.study.outcome.prediction_record`; None: nothing."""
+        """The trial's predicted final values, see `hpo.study.outcome.prediction_record`; None without any."""
         ...
 
     def train(self, session: Session) -> str | None:
@@ -65,24 +65,24 @@ class TrainingCode(Protocol):
         ...
 
     def smaller(self) -> int | str:
-        """After the device's memory ran out: parts for each batch next time.
+        """After the device's memory ran out: the number of parts into which to cut each batch next time.
 
-        A text says why batches are not cut; it is empty where they were not to blame.
+        A text instead says why batches are not cut; it is empty where batches were not the cause.
         """
         ...
 
 
 @dataclass
 class FunctionCode:
-    """A function that trains by itself, on what a session offers.
+    """Trains with a function that uses the session directly.
 
-    The global random generators are seeded with the session's seed before it is called. What it returns is the
-    trial's value: a number, a number for each goal, or a mapping of metrics. Where it returns nothing, or
-    something else, that is the best reported epoch's.
+    The global random generators are seeded with the session's seed before the call. The function returns the
+    trial's value: a number, a number for each goal, or a mapping of metrics. If it returns nothing, or something
+    else, the value is that of the best reported epoch.
 
     Attributes:
-        function: Takes the session.
-        goals: The study's metrics that are optimised; none: the session's metric alone.
+        function: The function, called with the session.
+        goals: The metrics that the study optimises; empty: only the session's metric.
     """
 
     function: Callable[[Session], object]
@@ -97,7 +97,7 @@ class FunctionCode:
 
     @property
     def returned(self) -> Metrics | None:
-        """What it has returned, where that is the value."""
+        """What the function has returned, if that is the trial's value."""
         return self._returned
 
     @property
@@ -126,23 +126,23 @@ class FunctionCode:
                 raise _of_optuna(error.name) from error
             raise
         except optuna.TrialPruned:
-            if session.stop_reason != DIVERGED:  # a script asks no more than whether to prune
+            if session.stop_reason != DIVERGED:  # an Optuna script raises this for a diverged trial too
                 raise
         finally:
             try:
                 session.finish()
             finally:
                 session.reports.close()
-        # What has ended by itself does not pause: where it was not told to stop, or has no epoch left.
+        # A function that was not told to stop, or has no epoch left, has ended by itself and does not pause.
         has_ended = not session.told_to_stop or 0 < session.max_epochs <= session.epoch
         return None if session.stop_reason == PAUSED and has_ended else session.stop_reason
 
     def smaller(self) -> str:
-        """Nothing to cut: its batches are its own."""
+        """Empty: the function makes its own batches, so hpo can't cut them."""
         return ""
 
     def _conclude(self, session: Session, returned: object) -> None:
-        """Take what the function has returned as the trial's value, where it is."""
+        """Take what the function has returned as the trial's value, unless the function was told to stop."""
         if session.told_to_stop:
             return
         if not session.history:
@@ -153,7 +153,7 @@ class FunctionCode:
                 session.diverge()
 
     def _value_of(self, session: Session, returned: object) -> Metrics | None:
-        """What has been returned beside reported epochs, where it is a value; a model, for example, is none."""
+        """What the function returned besides reporting epochs, if it is a value; None for, say, a model."""
         try:
             found = Metrics(_metrics(returned, self.goals or (session.metric,)))
         except (StudyError, MetricError) as error:
@@ -166,7 +166,7 @@ class FunctionCode:
 
 
 def _of_optuna(name: str) -> StudyError:
-    """The function takes its session for a trial of Optuna's."""
+    """The error for a function that uses its session as if it were an Optuna trial."""
     return StudyError(
         f"`{SESSION}.{name}` is of Optuna's trials, and a function that takes parameters as arguments gets a "
         f"session\n  fix: leave it out: `{SESSION}.report(epoch, …)` ends a trial that is pruned, and records "
@@ -175,7 +175,7 @@ def _of_optuna(name: str) -> StudyError:
 
 
 def _is_of_the_study(error: StorageInternalError) -> bool:
-    """Whether the study's storage has failed, and not one of Optuna's that the function has opened itself."""
+    """Whether it was the study's storage that failed, not an Optuna storage that the function opened itself."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(frame.f_globals.get("__name__")).startswith("hpo.storage.") for frame in frames)
 
@@ -184,7 +184,7 @@ def takes_session(function: Callable[..., object]) -> bool:
     """Whether a function has a parameter by which it takes its trial's session: one named ``trial``."""
     try:
         parameter = inspect.signature(function).parameters.get(SESSION)
-    except (ValueError, TypeError):  # a function of C that does not say
+    except (ValueError, TypeError):  # a function in C without a signature
         return False
     return parameter is not None and parameter.kind in _BY_NAME
 
@@ -192,13 +192,13 @@ def takes_session(function: Callable[..., object]) -> bool:
 def function_code(spec: StudySpec, resolver: TargetResolver, drawn: BaseTrial) -> FunctionCode:
     """The function of a study file's ``objective``.
 
-    It gets the arguments of its trial's config, and the session as ``trial`` where it has such a parameter. One
-    that draws its parameters itself gets a trial to draw from.
+    It gets the arguments of its trial's config, and the session as ``trial`` if it has such a parameter. A
+    function that draws its parameters itself gets a `ScriptTrial` instead of the session.
 
     Args:
-        spec: The study.
-        resolver: Finds the function.
-        drawn: Where a function draws them from: Optuna's trial, or one of fixed parameters.
+        spec: The study file.
+        resolver: Resolves the function's import path.
+        drawn: The trial from which such a function draws: Optuna's trial, or one with fixed parameters.
     """
 
     def call(session: Session) -> object:
@@ -216,16 +216,16 @@ def function_code(spec: StudySpec, resolver: TargetResolver, drawn: BaseTrial) -
 def came_to(
     code: TrainingCode, metric: str, mode: Mode, *, after: int = 0
 ) -> tuple[int, Mapping[str, float]] | None:
-    """The epoch that counts of a training, and its metrics; None where no epoch has a finite value.
+    """The epoch of a training that counts, and its metrics; None where there is no finite value.
 
-    It is the best one, unless the code says what it has come to. Then it is the last epoch that has reported that
-    value, or the last one of all.
+    It is the best epoch, unless the code gives the result itself. Then it is the last epoch that has reported this
+    value, or else the last epoch.
 
     Args:
-        code: What has trained.
+        code: The code that has trained.
         metric: The study's metric.
-        mode: Whether it is to fall or to rise.
-        after: Epochs that do not count, see `trainer.state.best_epoch`.
+        mode: Whether the metric is minimised or maximised.
+        after: Number of first epochs that do not count, see `trainer.state.best_epoch`.
     """
     history, returned = code.history, code.returned
     if returned is None:

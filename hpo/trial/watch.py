@@ -1,4 +1,4 @@
-"""The bridge from a Trainer to its session for requests to stop: asked after each batch."""
+"""The bridge from a Trainer to its session for requests to stop, which it checks after each batch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainer.state import INTERRUPTED
 
 
 class Watch(Callback):
-    """Ends the run after the running batch once that is asked, and shows that it advances.
+    """Ends the run after the running batch if that was requested, and shows that training advances.
 
-    A fork of the process that trains is ended at its first hook, before it writes anything.
+    A process that user code has forked from the training process is ended at its first hook, before it writes.
 
     Args:
-        session: The trial's.
+        session: The trial's session.
 
     Raises:
         LeaseLostError: From the hook after a training batch, when another attempt has the trial.
@@ -29,7 +29,7 @@ class Watch(Callback):
         self._session = session
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Show life, and look whether the run is to end."""
+        """Show life, and end the run if that was requested."""
         if self._session.should_stop:
             trainer.state.stop(INTERRUPTED, now=True)
 

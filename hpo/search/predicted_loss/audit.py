@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial
 
 from hpo.storage.attributes import CONDEMNED_ATTR
 
-# Beta prior, from the rate on the fitted tasks: as if so many audited trials had been wrong, and right.
+# Beta prior, from the rate on the fitted tasks: the numbers of audited trials that were wrong, and right.
 _WRONG, _RIGHT = 1.0, 9.0
 # The odds of alpha change by at most this factor, so that a few audits can't make it prune everything, or nothing.
 _FARTHEST: Final = 4.0

@@ -15,7 +15,7 @@ from hpo.search.predicted_loss.audit import Condemned
 
 Array = npt.NDArray[np.float64]
 
-# Only so many of the latest complete trials are used to see how curves continue: older ones only add cost.
+# Number of latest complete trials that are used to see how curves continue: older ones only add cost.
 _REFERENCES = 24
 # In shorter curves the middle can't be told from the end.
 _TELLING = 12

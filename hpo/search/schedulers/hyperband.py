@@ -77,7 +77,7 @@ class Hyperband(GrantScheduler):
         return New(None, climbers.until(standing, affordable(standing, 0, start)), Why("breadth"))
 
     def bracket(self, standing: Standing, number: int, rungs: int) -> int:
-        """The bracket of a trial: the index of its first rung, where there are so many rungs."""
+        """The bracket of a trial: the index of its first rung, below the number of ``rungs``."""
         return min(_drawn(standing.seed, self._brackets(standing), self.factor, number + 1)[number], rungs - 1)
 
     def _rungs(self, standing: Standing, climbers: Climbers) -> list[int]:

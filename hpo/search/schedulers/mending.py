@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial
 
 from hpo.storage.attributes import NEARER_ATTR
 
-#: A bound counts as one that training does not mend once at least so many trials have come no nearer to it: a
+#: Number of trials that must have come no nearer to a bound before training counts as not mending it: a
 #: single trial may have diverged, or learn nothing.
 _FEWEST: Final = 3
 

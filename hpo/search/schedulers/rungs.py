@@ -160,7 +160,7 @@ def promotion(
     Args:
         climbers: The trials.
         rungs: The rungs, ascending.
-        factor: One of so many trials is promoted.
+        factor: The best ``1 / factor`` of the trials at a rung are promoted.
         among: Which trials count; None: all.
 
     Returns:

@@ -19,7 +19,7 @@ from hpo.search.schedulers import columns
 from hpo.search.schedulers.columns import Columns, Flags, Integers, columns_of
 from hpo.search.schedulers.seen import Seen, State
 
-#: The cost of a switch is the median over at least so many trials; one below `_SHORT` epochs counts as nothing.
+#: Minimum number of trials to measure the cost of a switch with; a cost below `_SHORT` epochs counts as 0.
 _FEWEST: Final = 4
 _SHORT: Final = 0.125
 

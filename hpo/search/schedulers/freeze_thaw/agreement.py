@@ -27,12 +27,12 @@ _OF_HORIZON: Final = 1 / 16
 #: much as `_WEIGHT` trials.
 _EXPECTED: Final = (0.5, 0.9)
 _WEIGHT: Final = 3.0
-#: Agreement is measured with at least so many trials.
+#: Minimum number of trials to measure agreement with.
 _FEWEST: Final = 3
 #: How often the model's trials are expected to win before it is measured, and how many of them that counts as.
 _WINS: Final = 0.75
 _WINS_WEIGHT: Final = 6.0
-#: Only so many of the latest trials of each kind are compared.
+#: Number of latest trials of each kind that are compared.
 _LATEST: Final = 30
 
 
@@ -100,7 +100,7 @@ def first_rung(agreement: Mapping[int, float], rungs: Sequence[int], trials: Cal
     """The rung at which new trials pause first: the one that makes the expected lead at the end largest.
 
     In the same time, ``trials(rung)`` trials can reach a rung. At the end, the best of them is expected to lead by
-    E[max of so many standard normal values] · agreement, in standard deviations.
+    E[maximum of that many standard normal values] · agreement, in standard deviations.
     """
     return max(rungs[:-1] or rungs, key=lambda rung: _expected_best(trials(rung)) * to_the_end(agreement, rung))
 
@@ -121,7 +121,7 @@ def among_promoted(curves: Sequence[Curve], early: int, late: int) -> float:
 
 
 def _expected_best(count: float) -> float:
-    """Expected maximum of so many standard normal values (Blom's approximation)."""
+    """Expected maximum of ``count`` standard normal values (Blom's approximation)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 

@@ -28,9 +28,9 @@ from hpo.search.schedulers.freeze_thaw.model import CurveModel, Known
 from hpo.search.schedulers.freeze_thaw.table import Warp, table_of
 from hpo.search.schedulers.seen import Curve
 
-#: At most so many rows are read of an earlier study.
+#: Maximum number of rows that are read of an earlier study.
 _ROWS: Final = 150
-#: Leaders are more than so many length scales apart.
+#: Leaders are further apart than this, in length scales.
 _APART: Final = 0.5
 #: Mean and standard deviation of b before anything is seen.
 _TRUST: Final = 0.6

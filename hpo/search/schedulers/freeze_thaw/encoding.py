@@ -22,7 +22,7 @@ from hpo.search.axes import Axis, Floats, StepAxis, axis_of, counted, most_point
 
 Conditions = Mapping[str, Mapping[str, Sequence[Any]]]
 
-#: A finite space of at most so many points is listed, to find untried ones.
+#: A finite space of at most this many points is listed, to find untried ones.
 _MOST_LISTED: Final = 10_000
 #: In place of a value, where a parameter does not apply.
 _MISSING: Final = object()

@@ -19,7 +19,7 @@ Prior = tuple[Floats, Floats]
 
 #: Steps of L-BFGS in one fit; a later fit may start from the result.
 _STEPS: Final = 12
-#: At most so many of the prior's standard deviations lie between a scale and the prior's mean.
+#: Maximum distance of a scale from the prior's mean, in the prior's standard deviations.
 _WIDEST: Final = 4.0
 #: The value of the function where the covariance can't be decomposed.
 _IMPOSSIBLE: Final = 1e10

@@ -77,7 +77,7 @@ class Rows:
 
 
 def prior(lengths: int) -> tuple[Floats, Floats]:
-    """The prior's mean and standard deviation of theta for so many length scales, which grow with its root."""
+    """The prior's mean and standard deviation of theta; length scales grow with the root of their number."""
     mean = [each for each, _ in _PRIORS] + [0.5 * np.log(max(lengths, 1))] * lengths
     return np.array(mean), np.array([each for _, each in _PRIORS] + [1.0] * lengths)
 

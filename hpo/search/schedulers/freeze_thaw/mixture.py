@@ -20,19 +20,19 @@ from hpo.search.schedulers.rungs import Climbers, climbing, ladder, promotion
 from hpo.search.schedulers.scheduler import New, Next, Resume, Wait, Why
 from hpo.search.schedulers.seen import Curve
 
-#: The factor between rungs; one in so many trials at a rung is promoted, or one in its square where ranks agree.
+#: The factor between rungs; one in `_FACTOR` trials at a rung is promoted, or one in its square where ranks agree.
 _FACTOR: Final = 3
-#: Epochs for all of the first trials: `_OPENING`, but no more than so many whole trials, at least this share of a
-#: whole trial, and at most this share of the budget.
+#: Epochs for all of the first trials: `_OPENING`, but at most those of `_WHOLE_TRIALS` whole trials, at least this
+#: share of a whole trial, and at most this share of the budget.
 _OPENING: Final = 27
 _WHOLE_TRIALS: Final = 1.5
 _OF_A_TRIAL: Final = 0.5
 _OF_THE_BUDGET: Final = 0.1
 #: The least number of first trials, and of trials with a finite report before the model is used.
 _FEWEST: Final = 4
-#: A study whose losses are all equal ends after so many whole trials.
+#: Number of whole trials after which a study ends whose losses are all equal.
 _LEVEL: Final = 4
-#: So many of the best trials of earlier studies are tried first.
+#: Number of the best trials of earlier studies that are tried first.
 _LEADERS: Final = 2
 #: Halving's share of the time, where the model's trials are better than even ones, and where they are not.
 _HALVING_LEAST: Final = 0.05

@@ -15,7 +15,7 @@ from hpo.search.axes import Floats
 from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
 
-#: So many rows are computed at once: larger arrays would get new memory pages each time, which takes longer than
+#: Number of rows computed at once: larger arrays would get new memory pages each time, which takes longer than
 #: the computation.
 _BLOCK: Final = 50
 

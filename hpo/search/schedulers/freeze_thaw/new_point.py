@@ -14,11 +14,11 @@ from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.proposals import Proposals
 from hpo.search.schedulers.freeze_thaw.table import places
 
-#: The model reads at most so many rows.
+#: Maximum number of rows that the model reads.
 ROWS: Final = 300
-#: The leaders are so many trials with the best last losses; only their present losses are predicted.
+#: Number of leaders, the trials with the best last losses; only their present losses are predicted.
 LEADERS: Final = 60
-#: A new point is at least so many length scales from each known one: a nearer one would add little.
+#: Minimum distance of a new point from each known one, in length scales: a nearer one would add little.
 _APART: Final = 0.1
 
 

@@ -31,7 +31,7 @@ _DIGITS: Final = 1e-9
 _SWAP: Final = 0.3
 
 
-#: Points are drawn at most so many times until enough of them are allowed.
+#: Maximum number of rounds in which points are drawn until enough of them are allowed.
 _ROUNDS_OF_DRAWS: Final = 25
 #: Standard deviations of moves from a point that is not allowed, and the number of moves with each.
 _AWAY: Final = (0.02, 0.05, 0.1, 0.2, 0.4)

@@ -20,7 +20,8 @@ from hpo.search.schedulers.seen import Curve
 _WORST: Final = 1.0
 #: How far below the best seen the logarithm of the warp ends, in distances from the best to the median.
 _BELOW: Final = 0.1
-#: A best loss above 0 has it end no more than so many times itself below, but this part of a distance at least.
+#: With a best loss above 0, the warp ends at most `_TIMES` times that loss below it, but at least `_LEAST`
+#: distances.
 _TIMES: Final = 10
 _LEAST: Final = 1e-12
 #: Slope of the warp above the median, in logarithms of distances, where it ends at `_BELOW`.

@@ -8,7 +8,7 @@ from typing import Final
 
 from hpo.search.schedulers.seen import Curve
 
-#: Twins share at least their first so many losses, no two of them equal: a constant start shows nothing.
+#: Number of first losses that twins must share, no two of them equal: a constant start shows nothing.
 _SAME: Final = 3
 
 
