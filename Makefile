@@ -2,12 +2,12 @@ PYTHON ?= python3
 VENV := .venv
 HPO := $(VENV)/bin/hpo
 STUDY := studies/digits/study.yaml
-# One process more than cores: a quarter of the tests' time they wait, for a time-out or for another process.
+# One process more than cores: tests spend a quarter of their time waiting for time-outs or other processes.
 TESTERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
-# Those of the full suite wait more: for servers, clusters, and disks.
+# Tests of the full suite wait more: for servers, clusters and disks.
 WAITERS = $(shell $(PYTHON) -c "import os; print(2 * os.cpu_count())")
 
-# Or each process of the tests, several hundred, compiles all modules anew.
+# With it, each of the several hundred test processes would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test test-all lint reference docs docs-serve install clean
@@ -15,11 +15,11 @@ unexport PYTHONDONTWRITEBYTECODE
 run: install
 	$(HPO) run $(STUDY) --workers 4
 
-# What a contributor needs at each change; databases in SQLite, no browser, no whole studies as commands.
+# The tests for each change: SQLite databases only, no browser, no commands that run whole studies.
 test: install
 	$(VENV)/bin/python -m pytest -n $(TESTERS) --dist worksteal -m "not full"
 
-# The rest: files of long tests, PostgreSQL and MariaDB, storms, the browser, the documents' commands, the studies.
+# The other tests: long ones, PostgreSQL and MariaDB, storms, the browser, the commands in the docs, the studies.
 test-all: install
 	$(VENV)/bin/python -m pytest -n $(WAITERS) --dist worksteal -m full
 
@@ -28,11 +28,11 @@ lint: install
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# The pages of docs/reference/ that are made from the code; commit what changes.
+# Generates the pages of docs/reference/ from the code; commit the changes.
 reference: install
 	$(VENV)/bin/python docs/make_reference.py
 
-# A warning is an error: a dead link or anchor, a page in no menu. With --quiet they would not be counted.
+# Warnings are errors: a dead link or anchor, a page that is in no menu. --quiet would hide them from --strict.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
@@ -41,7 +41,7 @@ docs-serve: install
 
 install: $(VENV)/.installed
 
-# Of 28,000 modules that pip would compile, one core at a time, few are ever imported: those are compiled then.
+# pip would compile 28,000 modules on one core; the few that are used are compiled when they are imported.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch

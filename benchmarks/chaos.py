@@ -35,7 +35,7 @@ from tests.acceptance.chaos.study import make_study
 from tests.acceptance.chaos.weather import Weather
 from tests.support.servers import DatabaseServer, running_mariadb, running_postgres
 
-#: Trials that a study with a budget of epochs may have.
+#: The `n_trials` of a study with a budget of epochs.
 _MANY = 1_000_000
 _SERVERS = {"postgresql": running_postgres, "mariadb": running_mariadb}
 
@@ -51,7 +51,7 @@ def database(kind: str, folder: Path) -> Iterator[tuple[str, DatabaseServer | No
 
 
 def blow(kind: str, folder: Path, arguments: argparse.Namespace) -> bool:
-    """One storm on one kind of database; whether everything holds."""
+    """Run one storm on one kind of database; returns whether the audit passed."""
     file = make_study(folder, arguments.overrides)
     hosts = ["", "", "other"] if other_hosts_work() else ["", ""]
     with database(kind, folder) as (url, server):
@@ -114,7 +114,7 @@ def _counts(counter: Counter[str]) -> str:
 
 
 def came_back(attempts: Sequence[Attempt]) -> int:
-    """Lost attempts whose process took other trials: it was alive, and what it did meanwhile did not count."""
+    """Lost attempts whose process later took other trials: it was alive, and its work in between did not count."""
     last: dict[tuple[str, int, float], float] = {}
     for each in sorted(attempts, key=lambda attempt: attempt.started_at):
         last[each.host, each.pid, each.start_time] = each.started_at
@@ -123,7 +123,7 @@ def came_back(attempts: Sequence[Attempt]) -> int:
 
 
 def epochs_trained(spec: StudySpec) -> int:
-    """Epochs over all attempts, those that were trained again included."""
+    """The epochs of all attempts, including those that were trained again."""
     total = 0
     for folder in (spec.output_dir / "trials").glob("*/attempt-*"):
         table, log = folder / "metrics.csv", folder / "log.txt"

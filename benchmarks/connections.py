@@ -44,7 +44,7 @@ STUDY += "objective: {_target_: waits.objective}\n"
 def start(
     url: str, folder: Path, workers: int, trials: int, epochs: int, seconds: float
 ) -> subprocess.Popen[bytes]:
-    """Run a study whose epochs take so many seconds."""
+    """Run a study whose epochs take this many seconds."""
     (folder / "waits.py").write_text(CODE.replace("EPOCHS", str(epochs)).replace("SECONDS", str(seconds)))
     (folder / "study.yaml").write_text(STUDY.replace("TRIALS", str(trials)))
     command = [*HPO, "run", "study.yaml", "--workers", str(workers), "--storage", url]
@@ -52,13 +52,13 @@ def start(
 
 
 def pooler_cpu(agent: psutil.Process) -> float:
-    """CPU seconds of the agent's pgbouncer; 0 where it has none."""
+    """The CPU seconds of the agent's pgbouncer; 0 without one."""
     times = [each.cpu_times() for each in agent.children(recursive=True) if each.name() == "pgbouncer"]
     return sum(each.user + each.system for each in times)
 
 
 def count(url: str, workers: int, epoch: float, seconds: float) -> str:
-    """Count the connections of an agent at work, and take what they cost."""
+    """Count the connections of a working agent, and measure their cost."""
     name = sa.make_url(url).database
     look = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = :name")
     work = sa.text("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = :name")

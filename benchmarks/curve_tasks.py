@@ -1,6 +1,6 @@
 """Small workloads whose learning curves make_curves.py records: data in memory, a tiny model, a loss, a measure.
 
-They stand for the families of deep-learning benchmarks: vision, language, translation, speech, graphs, clicks,
+They represent the families of deep-learning benchmarks: vision, language, translation, speech, graphs, clicks,
 tables and reconstruction. All data come from scikit-learn's digits, from Python's own help texts and sources, or
 from a seeded generator, so that nothing is downloaded.
 """
@@ -156,7 +156,7 @@ def click_net(values: int, fields: int, dropout: float, width: int = 8) -> nn.Mo
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a run trains on: tensors whose first axis is the example, the target last.
+    """The data and functions of a run: tensors whose first axis is the example, the target last.
 
     `model` takes the dropout rate; `loss` is what training minimises, with label smoothing where it has classes;
     `measure` is what a curve shows, lower is better; `augment` changes a training batch's inputs.

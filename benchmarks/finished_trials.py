@@ -1,4 +1,4 @@
-"""Databases that hold a study of finished trials, for benchmarks of what comes after them."""
+"""Creates databases with a study of finished trials, for benchmarks that continue such a study."""
 
 import contextlib
 import itertools
@@ -44,7 +44,7 @@ def point(number: int) -> dict[str, Any]:
 
 
 def fill(engine: sa.Engine, trials: int) -> None:
-    """Add finished trials to the database's only study, a table at a time."""
+    """Add finished trials to the database's only study, table by table."""
     start = datetime(2026, 1, 1)
     tables = {
         models.TrialModel: [
@@ -86,7 +86,7 @@ def fill(engine: sa.Engine, trials: int) -> None:
     with engine.begin() as conn:
         for model, rows in tables.items():
             conn.execute(sa.insert(model.__table__), rows)
-        if engine.name == "postgresql":  # rows with ids of their own leave the sequence where it was
+        if engine.name == "postgresql":  # inserts with explicit ids don't advance the sequence
             conn.execute(sa.text(f"SELECT setval('trials_trial_id_seq', {trials})"))
     if engine.name == "postgresql":
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
@@ -94,7 +94,7 @@ def fill(engine: sa.Engine, trials: int) -> None:
 
 
 def prepare(contestant: str, url: str, trials: int) -> None:
-    """Make an empty database a study of finished trials, by the contestant's own means."""
+    """Create a study of finished trials in an empty database, with the contestant's own code."""
     if contestant == "ours":
         storage = open_storage(url, create=True)
         optuna.create_study(study_name=NAME, storage=storage)
@@ -118,7 +118,7 @@ class Databases:
 
     @contextmanager
     def fresh(self, contestant: str, trials: int) -> Iterator[str]:
-        """A database of its own for one run."""
+        """A separate database for one run."""
         key = contestant, trials
         if key not in self._templates:
             self._templates[key] = self._create()
@@ -189,7 +189,7 @@ def server_cpu(url: str) -> float:
     ended = main.cpu_times()
     total = ended.user + ended.system + ended.children_user + ended.children_system
     for process in main.children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended in the meantime
             times = process.cpu_times()
             total += times.user + times.system
     return total

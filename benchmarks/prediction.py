@@ -16,7 +16,7 @@ error ÷ the last value's, and the time a prediction takes.
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # as workers have it; before NumPy is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in workers; before NumPy is imported
 
 import argparse
 import statistics
@@ -37,7 +37,7 @@ CONTESTANTS = ("last value", "best so far", "prediction")
 
 @dataclass(frozen=True)
 class Scores:
-    """How near predictions came: rank correlation, mean and median absolute error."""
+    """The quality of predictions: rank correlation, mean and median absolute error."""
 
     spearman: float
     mean: float
@@ -46,7 +46,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Task:
-    """Predictions [n] by contestant, true last values [n], and whether each interval held its one."""
+    """Predictions [n] by contestant, true last values [n], and whether each interval contained its true value."""
 
     name: str
     predicted: dict[str, Array]
@@ -63,7 +63,7 @@ def curves_of(folders: list[Path], below: float) -> Iterator[tuple[str, Array]]:
 
 
 def predict(name: str, curves: Array, epochs: int, seconds: list[float]) -> Task:
-    """All contestants' predictions for a task; what each of ours took goes into ``seconds``."""
+    """All contestants' predictions for a task; the time of each of ours is added to ``seconds``."""
     answers: list[Prediction] = []
     for curve in curves:
         history = curve[:epochs].tolist()

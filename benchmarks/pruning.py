@@ -23,7 +23,7 @@ threshold would have to be chosen for each task.
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # as workers have it; before NumPy is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in workers; before NumPy is imported
 
 import argparse
 import math
@@ -68,7 +68,7 @@ class Task:
 
 
 def tasks_of(arguments: argparse.Namespace) -> list[Task]:
-    """The tasks of the folder that were asked for."""
+    """The requested tasks of the folder."""
     found = []
     for file in sorted(arguments.folder.glob("*.npz")):
         if arguments.tasks and not any(part in file.stem for part in arguments.tasks):
@@ -84,7 +84,7 @@ def tasks_of(arguments: argparse.Namespace) -> list[Task]:
 
 
 def build(node: dict[str, object], epochs: int) -> BasePruner:
-    """A new pruner from its name and arguments; Hyperband's length is that of the curves where it is not given."""
+    """A new pruner from its name and arguments; Hyperband's length defaults to that of the curves."""
     arguments = {key: value for key, value in node.items() if key != "name"}
     if node["name"] not in PRUNERS:
         raise SystemExit(f"no pruner is named {node['name']}; there are {', '.join(PRUNERS)}")
@@ -104,7 +104,7 @@ def drawn(task: Task, order: int, configs: int) -> list[RecordedRun]:
 
 
 def replays(task: Task, pruner: str, workers: int, arguments: argparse.Namespace) -> Iterator[Replay]:
-    """A pruner on a task, a replay for each order."""
+    """Replay a task with a pruner, once for each order."""
     epochs = task.values.shape[1]
     for order in range(arguments.orders):
         setting = Setting(
@@ -118,7 +118,7 @@ def replays(task: Task, pruner: str, workers: int, arguments: argparse.Namespace
 
 
 def row(name: str, found: Sequence[Replay]) -> str:
-    """A line of the table."""
+    """A row of the table."""
     summary = summarize(found)
     cells = (
         name,
@@ -139,7 +139,7 @@ def print_header(first: str) -> None:
 
 
 def print_tables(tasks: list[Task], workers: int, arguments: argparse.Namespace) -> None:
-    """A table of all pruners, and one of each task under each pruner where that is asked for."""
+    """Print a table of all pruners, and on request one of each task with each pruner."""
     print(
         f"\n{len(tasks)} tasks, {arguments.orders} orders, {arguments.configs} configurations, {workers} workers\n"
     )

@@ -49,7 +49,7 @@ class Curve:
 
     Attributes:
         best: Seconds since the first trial began, and the best value until then, each time that it improves.
-        around: Share of the trials' time that was no training; NaN without a scheduler.
+        around: The share of the trials' time outside of training; NaN without a scheduler.
     """
 
     best: list[tuple[float, float]]
@@ -73,7 +73,7 @@ def run(file: Path, name: str, seed: int, arguments: argparse.Namespace, folder:
 
 
 def around(file: Path, overrides: Sequence[str]) -> float:
-    """The share of the trials' time that was no training."""
+    """The share of the trials' time outside of training."""
     opened = load_study(load_spec(file, overrides))
     timings = [timing_of(trial) for trial in opened.study.get_trials(deepcopy=False)]
     opened.storage.close()
@@ -82,7 +82,7 @@ def around(file: Path, overrides: Sequence[str]) -> float:
 
 
 def best_so_far(events: Sequence[Mapping[str, Any]], better: Any) -> list[tuple[float, float]]:
-    """The best value of any epoch, each time that it improves."""
+    """The best value of any epoch so far, at each improvement."""
     curve: list[tuple[float, float]] = []
     start = None
     for event in events:
@@ -103,7 +103,7 @@ def at(curve: Curve, seconds: float) -> float:
 
 
 def reached(curve: Curve, goal: float, *, lowest: bool) -> float:
-    """Seconds until a value as good as the goal; infinite where none is."""
+    """Seconds until a value as good as the goal; infinite if there is none."""
     good = (when for when, value in curve.best if (value <= goal if lowest else value >= goal))
     return next(good, math.inf)
 

@@ -22,15 +22,15 @@ STUDY = Path(__file__).parent.parent / "studies" / "mnist1d" / "study.yaml"
 
 
 class LeavesChild(Callback):
-    """Leaves a child that has ended, but that nothing has waited for."""
+    """Leaves a child process that has ended and has not been waited for."""
 
     def on_fit_start(self, _: object) -> None:
-        """Start it."""
+        """Start the child."""
         os.posix_spawn("/bin/true", ["true"], {})
 
 
 def run(*, keep: bool, workers: int, epochs: int) -> tuple[float, int, int]:
-    """Seconds of a run, how many attempts resume a trial, and how many of those in the trial's own process."""
+    """A run's seconds, how many attempts resumed a trial, and how many of these in the trial's own process."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "hpo", "run", STUDY, "--output-dir", folder, "--workers", workers]
         command += ["study.pruner=null", "study.scheduler={name: freeze_thaw, switch: 1}", "study.n_trials=40"]

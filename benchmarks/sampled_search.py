@@ -1,4 +1,4 @@
-"""What it costs a search that its sampler and its pruner are shown a sample of the trials: `scale.py quality`."""
+"""Measures what a search loses if its sampler and pruner see a sample of the trials, for `scale.py quality`."""
 
 import argparse
 import math
@@ -14,13 +14,13 @@ from hpo.storage.sample import stride, thinned
 
 
 def branin_like(trial: optuna.Trial) -> float:
-    """Six parameters, two of them with curved dependence; the optimum is 0."""
+    """A function of six parameters, each best near a fifth of the square of the one before, and near 1."""
     x = [trial.suggest_float(f"x{i}", -5, 5) for i in range(6)]
     return sum(100 * (x[i + 1] - x[i] ** 2 / 5) ** 2 / 25 + (1 - x[i]) ** 2 for i in range(5))
 
 
 class Shown(optuna.storages.InMemoryStorage):
-    """A storage that shows a sample of the trials, by their numbers, and the best."""
+    """A storage that shows a sample of the trials, spread over their numbers, and the best ones."""
 
     def __init__(self, most: int | None) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Shown(optuna.storages.InMemoryStorage):
 
 
 def falling(study: optuna.Study, epochs: int = 50) -> int:
-    """Train a trial whose loss falls to a floor that its point decides, until it is pruned; its epochs."""
+    """Train a trial whose loss falls to a floor set by its parameters, until it is pruned; returns its epochs."""
     trial = study.ask()
     noise = np.random.default_rng((7, trial.number))
     floor = 0.05 + sum((trial.suggest_float(f"x{i}", 0, 1) - 0.5) ** 2 for i in range(6)) / 6

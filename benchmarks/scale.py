@@ -29,7 +29,7 @@ The machine may be shared: read CPU seconds (of the process, with its children) 
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # as workers have it; before NumPy is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in workers; before NumPy is imported
 
 import argparse
 import json
@@ -78,7 +78,7 @@ FINISHED = [state for state in TrialState if state.is_finished()]
 
 
 def memory() -> float:
-    """MB that this process has for itself."""
+    """The memory of this process that it does not share, in MB."""
     return psutil.Process().memory_full_info().uss / 2**20
 
 
@@ -102,7 +102,7 @@ def open_as(row: str, file: Path, overrides: list[str], proxy: int) -> optuna.St
 
 
 def as_worker(row: str, file: Path, overrides: list[str], proxy: int) -> dict[str, Any]:
-    """Join, ask, report; what it took."""
+    """Join the study, ask and report; returns the costs."""
     import hpo.execution.launchers.preload  # noqa: F401 - as the fork server that workers come from
     from hpo.config.space import SearchSpace
 
@@ -135,7 +135,7 @@ def as_worker(row: str, file: Path, overrides: list[str], proxy: int) -> dict[st
         step, value = len(reported) + 1, float(next(values))
         if taker is None:
             trial.report(value, step)
-            trial.should_prune()  # not acted on
+            trial.should_prune()  # its answer is ignored
             return
         reported[step] = value
         if taker.extended(id_of_trial(trial), {step: value}) is None:
@@ -152,7 +152,7 @@ def median_of(pairs: Any) -> tuple[float, float]:
 
 
 def taken(taker: Taker) -> optuna.Trial:
-    """A trial that the study's scheduler gives out."""
+    """The next trial by the study's scheduler."""
     lease = taker.take()
     assert isinstance(lease, Lease), lease
     return begin(taker.opened, lease)
@@ -202,12 +202,12 @@ def workers(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------------- the server
 
 
-#: Workers of a simulated agent.
+#: How many workers a simulated agent has.
 AGENT = 8
 
 
 class Simulated:
-    """Workers that only talk to the database, of one storage that holds all their trials."""
+    """Simulated workers that only query the database, with one storage for all their trials."""
 
     def __init__(self, storage: StudyStorage, study: optuna.Study, count: int, every: float, age: float) -> None:
         self.storage, self.study_id, self.every, self.age = storage, id_of_study(study), every, age
@@ -218,7 +218,7 @@ class Simulated:
         self.done = {"report": 0, "look": 0, "trial": 0}
 
     def report(self, worker: int) -> None:
-        """A worker's report, and its look where the last one has become too old."""
+        """A worker's report, and its look for finished trials if the last one is too old."""
         trial_id = self.running[worker]
         self.steps[trial_id] += 1
         self.storage.set_trial_intermediate_value(trial_id, self.steps[trial_id], 1 / self.steps[trial_id])
@@ -243,7 +243,7 @@ class Simulated:
         self.done["trial"] += 1
 
     def run(self, seconds: float) -> None:
-        """Let all of them work for so long."""
+        """Let all workers work for these seconds."""
         self.done = dict.fromkeys(self.done, 0)
         began, jobs = time.monotonic(), []
         for worker in range(len(self.running)):
@@ -266,11 +266,11 @@ class Simulated:
 
     @property
     def agents(self) -> int:
-        """How many agents these workers have."""
+        """How many agents these workers need."""
         return math.ceil(len(self.running) / AGENT)
 
     def beat(self, agent: int) -> None:
-        """An agent's beats for its workers."""
+        """An agent's heartbeat for its workers."""
         held = self.running[agent * AGENT : (agent + 1) * AGENT]
         with self.storage.one_transaction() as conn:
             beats.give(conn, [Beat(Lease(trial_id, 1), 1.0) for trial_id in held])
@@ -292,7 +292,7 @@ def server(arguments: argparse.Namespace) -> None:
             age = look_age(MAX_AGE, count) if arguments.look_age is None else arguments.look_age
             simulated = Simulated(storage, opened.study, count, arguments.every, age)
             report, look, beat, trial = costs(simulated)
-            looks = count / max(age, arguments.every)  # a worker looks when it reports
+            looks = count / max(age, arguments.every)  # a worker only looks when it reports
             worked_out = count / arguments.every * (report + beat) + looks * look
             milliseconds = " | ".join(f"{cost * 1e3:.3f}" for cost in (report, look, beat, trial))
             print(
@@ -305,7 +305,7 @@ def server(arguments: argparse.Namespace) -> None:
 
 
 def cost_of(url: str, work: Callable[[int], Any], times: int) -> float:
-    """CPU seconds of the server."""
+    """The CPU seconds of the server."""
     before = server_cpu(url)
     for at in range(times):
         work(at)
@@ -313,7 +313,7 @@ def cost_of(url: str, work: Callable[[int], Any], times: int) -> float:
 
 
 def costs(simulated: Simulated) -> Iterator[float]:
-    """The server's CPU seconds for a report, a look, a beat, and the end of a trial with a new one."""
+    """The server's CPU seconds for a report, a look, a heartbeat, and the change from a trial to a new one."""
     simulated.fresh_until = [math.inf] * len(simulated.running)
     trials, url = len(simulated.running), simulated.storage.url
     yield cost_of(url, lambda at: simulated.report(at % trials), 1_000)
@@ -323,7 +323,7 @@ def costs(simulated: Simulated) -> Iterator[float]:
 
 
 def measured(simulated: Simulated, arguments: argparse.Namespace) -> str:
-    """Cores that the server used while all of them worked, if that is asked for."""
+    """How many cores the server used while all workers worked, if that was requested."""
     if not arguments.seconds:
         return ""
     url = simulated.storage.url

@@ -24,7 +24,7 @@ some trials' epochs take longer. With --recorded, tasks are studies that have be
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # as workers have it; before NumPy is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in workers; before NumPy is imported
 
 import argparse
 import json
@@ -55,12 +55,12 @@ STRATEGIES = (
     *(f"{each}+{pruner}" for pruner in ("median", "predicted_loss") for each in _PAIRS),
 )
 SHARES = (0.125, 0.25, 0.5, 1.0)
-#: Points of a run's trace that are kept.
+#: How many points of a run's trace are kept.
 _KEPT = 60
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Add the runs that the file lacks."""
+    """Run what the file lacks, and add it."""
     out: Path = arguments.out
     known = {tuple(json.loads(line)["key"]) for line in out.open()} if out.exists() else set()
     tasks = [task for name in arguments.tasks for task in split(name, arguments.data)]
@@ -114,7 +114,7 @@ Runs = dict[tuple[str, int], dict[str, Any]]
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Print a table over the runs that all strategies of the file have in common."""
+    """Print a table of the runs that all strategies in the file have."""
     runs: dict[str, Runs] = {}
     for line in arguments.out.open():
         row = json.loads(line)
@@ -165,7 +165,7 @@ _MEANS = (("trials", 0), ("whole", 1), ("epochs", 0), ("decision_ms", 1), ("slow
 
 
 def decisions(arguments: argparse.Namespace) -> None:
-    """Print the CPU milliseconds of consecutive decisions of a study of so many trials, refits included."""
+    """Print the CPU milliseconds of consecutive decisions in studies of these sizes, including refits."""
     print("| trials | epochs each | mean ms | median ms | longest ms |\n|---|---|---|---|---|")
     for count in arguments.trials:
         taken = np.array(_timed(count, arguments.epochs, arguments.decisions)) * 1e3
@@ -175,7 +175,7 @@ def decisions(arguments: argparse.Namespace) -> None:
 
 
 def _timed(count: int, epochs: int, decisions: int) -> list[float]:
-    """Each decision's answer is trained at once: the study grows as it would."""
+    """Measure decisions, and train each answer at once, so that the study grows as in a real run."""
     (task,) = [each for each in split("formula", None) if each.name == "formula-silent-0"]
     space: Mapping[str, BaseDistribution] = task.space
     encoding, rng = Encoding(space, {}), np.random.default_rng(0)

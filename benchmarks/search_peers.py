@@ -51,7 +51,7 @@ def _alone(name: str, pruner: str) -> None:
 
 
 class Asked(ABC):
-    """A peer that is asked for a point, and shown the best loss of each whole trial."""
+    """A peer that proposes points, and gets the best loss of each whole trial."""
 
     def __init__(self, task: Task, plan: Plan) -> None:
         self._task, self._plan = task, plan
@@ -70,7 +70,7 @@ class Asked(ABC):
         return None, _applicable(self._task, params)
 
     def report(self, trial: Running, value: float) -> bool:
-        """See `Strategy`; a trial that diverged is as bad as the worst one."""
+        """See `Strategy`; a diverged trial counts like the worst one."""
         if math.isfinite(value) and trial.done < self._task.horizon:
             return True
         trial.state = "ended"
@@ -81,11 +81,11 @@ class Asked(ABC):
 
     @abstractmethod
     def _ask(self) -> tuple[Any, Params] | None:
-        """A key for `_tell` and new parameters; None: none now."""
+        """A key for `_tell` and new parameters; None if the peer has none now."""
 
     @abstractmethod
     def _tell(self, asked: Any, loss: float) -> None:
-        """Take the best loss of what was asked for."""
+        """Give the peer the best loss of a point that it proposed."""
 
 
 class Ax(Asked):
@@ -97,14 +97,14 @@ class Ax(Asked):
         _alone("ax", pruner)
         super().__init__(task, plan)
         self._client = Client(random_seed=seed)
-        logging.disable(logging.INFO)  # a line a trial, by loggers of their own
+        logging.disable(logging.INFO)  # its own loggers write a line for each trial
         self._client.configure_experiment([_ax_parameter(*each) for each in task.space.items()])
         self._client.configure_optimization("-loss")
 
     def _ask(self) -> tuple[Any, Params] | None:
         for number, params in self._client.get_next_trials(1).items():
             return number, params
-        return None  # its first points are all running
+        return None  # all its initial points are running
 
     def _tell(self, asked: Any, loss: float) -> None:
         self._client.complete_trial(asked, {"loss": loss})
@@ -123,7 +123,7 @@ def _ax_parameter(name: str, distribution: BaseDistribution) -> Any:
 
 
 class Hebo(Asked):
-    """HEBO; it takes no account of points that are being trained."""
+    """HEBO, which ignores points that are still being trained."""
 
     def __init__(self, task: Task, pruner: str, seed: int, plan: Plan) -> None:
         from hebo.design_space.design_space import DesignSpace
@@ -131,7 +131,7 @@ class Hebo(Asked):
 
         _alone("hebo", pruner)
         super().__init__(task, plan)
-        np.random.seed(seed)  # HEBO draws from NumPy's global generator too
+        np.random.seed(seed)  # HEBO also draws from NumPy's global generator
         space = DesignSpace().parse([_hebo_parameter(*each) for each in task.space.items()])
         self._peer = HEBO(space, scramble_seed=seed)
 
@@ -217,7 +217,7 @@ class SmacHyperband:
                 return None, _applicable(self._task, params)
             if trials[number].state == "paused" and trials[number].done < until:
                 return number, {}
-            self._tell(trials[number])  # it has had these epochs, or has diverged
+            self._tell(trials[number])  # it has trained these epochs, or has diverged
 
     def report(self, trial: Running, value: float) -> bool:
         """See `Strategy`."""
@@ -259,7 +259,7 @@ def _config_space(task: Task, seed: int) -> Any:
 
 
 class SyneTune:
-    """A scheduler of Syne Tune's that stops trials: BOHB, ASHACQR (conformal quantile regression)."""
+    """A scheduler of Syne Tune that stops trials: BOHB, ASHACQR (conformal quantile regression)."""
 
     def __init__(self, kind: str, task: Task, seed: int, plan: Plan) -> None:
         import syne_tune.optimizer.baselines as made
@@ -336,7 +336,7 @@ def _auto_sampler(task: Task, pruner: str, seed: int, plan: Plan) -> Strategy:
     return Sampled(task, module.AutoSampler(seed=seed), pruner or "none", plan)
 
 
-#: By name, what makes a strategy of a task, a pruner's name or "", a seed and a plan.
+#: By name, the function that builds a strategy from a task, a pruner's name or "", a seed and a plan.
 PEERS: Final[Mapping[str, Callable[[Task, str, int, Plan], Strategy]]] = MappingProxyType(
     {
         "auto_sampler": _auto_sampler,

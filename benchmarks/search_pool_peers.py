@@ -41,9 +41,9 @@ from search_tasks import Params, Task
 
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 
-#: Configurations in a pool.
+#: How many configurations a pool has.
 _POOL: Final = 2000
-#: More decisions than any study has: both end the process when theirs are used up.
+#: More decisions than any study has: both peers end the process when their budget is used up.
 _DECISIONS: Final = 10**6
 
 
@@ -55,7 +55,7 @@ def pool_of(task: Task, seed: int, size: int = _POOL) -> tuple[Encoding, Floats]
 
 
 class Pool(ABC):
-    """A peer that says which configuration of a pool to train until which epoch, and is shown its curve then."""
+    """A peer that chooses a configuration of a pool and an epoch to train it to, and then gets its curve."""
 
     def __init__(self, task: Task, seed: int, plan: Plan) -> None:
         self._task = task
@@ -68,13 +68,13 @@ class Pool(ABC):
         with (
             tempfile.TemporaryDirectory() as folder,
             contextlib.chdir(folder),
-        ):  # they make log files where they are
+        ):  # they write log files to the current folder
             self._peer = self._made(self._encoding.features(self._points), seed)
             logging.getLogger().handlers.clear()
         logging.disable(logging.INFO)  # a line for each pass of a fit
 
     def free(self, trials: Sequence[Running], here: int | None) -> tuple[int | None, Params] | None:  # noqa: ARG002
-        """See `Strategy`; None while a trial runs, and where each point of the pool has been trained whole."""
+        """See `Strategy`; None while a trial runs, or if all points of the pool are trained to the end."""
         running = any(trial.state == "running" for trial in trials)
         if running or sum(trial.state == "ended" for trial in trials) == len(self._points):
             return None
@@ -116,11 +116,11 @@ class Pool(ABC):
 
     @abstractmethod
     def _shown(self, curve: list[float]) -> list[float]:
-        """A scaled curve as the peer takes it."""
+        """A scaled curve in the peer's format."""
 
     @abstractmethod
     def _show_again(self, curves: Mapping[int, list[float]]) -> None:
-        """Put curves in a new scale in place of those that the peer has been shown."""
+        """Replace the curves that the peer has by curves in a new scale."""
 
 
 class DyHPO(Pool):
@@ -189,7 +189,7 @@ class DPL(Pool):
 
 
 class _Batches:
-    """A data set in shuffled batches, as a `DataLoader` deals them."""
+    """A data set in shuffled batches, as from a `DataLoader`."""
 
     def __init__(self, dataset: Any, batch_size: int, shuffle: bool) -> None:
         assert shuffle
@@ -208,7 +208,7 @@ class _Batches:
 
 
 def _imported(name: str, variable: str, repository: str) -> ModuleType:
-    """A module of a repository's folder; both have packages of the same names, so these are forgotten after it."""
+    """Import a module of a repository's folder, and forget its packages: both repositories use the same names."""
     folder = os.environ.get(variable)
     if folder is None:
         raise SystemExit(f"set {variable} to a clone of {repository}")

@@ -29,13 +29,13 @@ from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 
 Floats = NDArray[np.float64]
 
-#: Principal components that have a process of their own; the rest counts as noise.
+#: How many principal components have their own process; the rest counts as noise.
 _COMPONENTS = 6
-#: Rows that the scales of a process are fitted to; it knows all.
+#: To how many rows the scales of a process are fitted; the process itself uses all rows.
 _FITTED = 250
-#: One of so many nearest trials gives a proposal its noise.
+#: A proposal gets the noise of one of this many nearest trials.
 _NEIGHBOURS = 8
-#: Standard deviation of the logarithm of an epoch's seconds, around what the parameters say.
+#: The standard deviation of the logarithm of an epoch's seconds, around the value that the parameters predict.
 _UNEVEN = 0.2
 
 
@@ -60,7 +60,7 @@ class Recorded:
         self._durations = [trial.duration.total_seconds() for trial in trials if trial.duration is not None]
 
     def train(self, params: Params, seed: int) -> Trained:
-        """See `Task`; what is seen is what counts, as in a real study."""
+        """See `Task`; the observed losses count, as in a real study."""
         at = self._encoding.features(self._encoding.point(params)[None])
         rng = named_rng(self.name, seed, sorted(params.items()))
         near = np.argsort(((self._rows - at) ** 2) @ self._relevance)[:_NEIGHBOURS]
@@ -73,7 +73,7 @@ class Recorded:
         return np.asarray(self._mean + scores @ self._basis)
 
     def _slowness(self, at: Floats) -> Floats:
-        """An epoch's seconds, in those of the median trial."""
+        """An epoch's seconds, as a multiple of the median trial's."""
         return np.asarray(np.exp(at @ self._time[1:] + self._time[0]))
 
     @cached_property
@@ -93,12 +93,12 @@ class Recorded:
 
     @cached_property
     def _rest(self) -> Floats:
-        """What the processes leave of each recorded curve."""
+        """The part of each recorded curve that the processes don't explain."""
         return np.log(self._losses) - self._expected(self._rows)
 
     @cached_property
     def _relevance(self) -> Floats:
-        """How much each column says about the first component."""
+        """How much each column determines the first component."""
         return np.asarray(self._processes[0].kernel_.k1.k2.length_scale ** -2.0)
 
     @cached_property
@@ -108,7 +108,7 @@ class Recorded:
 
 
 def _whole(study: optuna.Study) -> list[FrozenTrial]:
-    """The complete trials of the most epochs, all of them finite."""
+    """The complete trials with the most epochs, all of which have finite values."""
     trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
     sound = [trial for trial in trials if np.isfinite(list(trial.intermediate_values.values())).all()]
     longest = max(len(trial.intermediate_values) for trial in sound)
@@ -120,6 +120,6 @@ def _process(rows: Floats, values: Floats) -> GaussianProcessRegressor:
     lengths = Matern(np.full(columns, math.sqrt(columns)), (0.3, 1e2), nu=2.5)
     kernel = ConstantKernel(1.0, (1e-3, 1e3)) * lengths + WhiteKernel(0.1, (1e-3, 1.0))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the length of what does not matter is at its bound
+        warnings.simplefilter("ignore", ConvergenceWarning)  # irrelevant columns have scales at the bound
         found = GaussianProcessRegressor(kernel, normalize_y=True).fit(rows[:_FITTED], values[:_FITTED])
     return GaussianProcessRegressor(found.kernel_, optimizer=None, normalize_y=True).fit(rows, values)

@@ -45,7 +45,7 @@ _BRANCHES: Final[Conditions] = {
 }
 #: Points that a landscape's scale is taken from, and that a task's best and median losses are.
 _EVEN = 4000
-#: Share of the trials of ``failing`` that fail.
+#: The share of trials that fail in ``failing``.
 _FAILURES: Final = 0.3
 #: Noise of an epoch's loss, in distances of the median from the best, where it is not the usual .02.
 _NOISE: Final = {"noisy": 0.25, "saturating": 0.0, "plateau": 0.0}
@@ -78,7 +78,7 @@ class Landscape:
         self._least, self._scale = float(even.min()), float(np.median(even) - even.min())
 
     def __call__(self, points: Floats) -> Floats:
-        """The heights at rows of unit coordinates, 3 at most."""
+        """The heights at rows of unit coordinates, at most 3."""
         return np.minimum((self._heights(points) - self._least) / self._scale, 3.0)
 
     def _heights(self, points: Floats) -> Floats:
@@ -123,7 +123,7 @@ class Rugged:
         seen = true + _NOISE.get(self._shape, 0.02) * (self.median - self.best) * noise
         if self._shape == "failing":
             true, seen = _failing(true, seen, named_rng(self.name, seed, "failure", sorted(params.items())))
-        lost = not np.isfinite(true).all()  # it is never the best
+        lost = not np.isfinite(true).all()  # it can't be the best
         return Trained(seen, np.full(self.horizon, np.inf) if lost else true, 1.0)
 
     def _losses(self, points: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""A simulated study: who decides, and workers in virtual time on tasks whose curves are known; for search.py."""
+"""Simulates a study for search.py: strategies, and workers in virtual time on tasks with known curves."""
 
 import heapq
 import json
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 
 class _Alone(Mixture):
-    """No trial runs unjudged, and successive halving decides only where there is no model yet."""
+    """`FreezeThaw` in which every trial is judged, and successive halving decides only without a model."""
 
     def _unjudged(self) -> None:
         return None
@@ -45,7 +45,7 @@ class _Alone(Mixture):
 
 
 class ModelAlone(FreezeThaw):
-    """`FreezeThaw`'s model without what the mixture adds to it."""
+    """`FreezeThaw` with only its model, without the mixture's other parts."""
 
     def next(self, standing: Standing) -> Next:
         """See `Scheduler`."""
@@ -59,7 +59,7 @@ SCHEDULERS: Mapping[str, Callable[..., Scheduler]] = {
     "asha": Asha,
     "hyperband": Hyperband,
 }
-#: What is reported for a loss that is not finite, to samplers that take none.
+#: The value reported for a loss that is not finite, for samplers that refuse such values.
 _LOST = 1e9
 
 
@@ -77,7 +77,7 @@ class Running:
 
     @property
     def done(self) -> int:
-        """Epochs that it has finished."""
+        """The epochs that the trial has finished."""
         return len(self.values)
 
 
@@ -100,25 +100,25 @@ class Plan:
     timed: bool = False
 
     def switch_of(self, trained: Trained) -> float:
-        """Epochs of a trial that starting or resuming it takes."""
+        """The cost of starting or resuming a trial, in its epochs."""
         return self.switch / trained.seconds if self.timed else self.switch
 
 
 class Strategy(Protocol):
-    """Who decides."""
+    """Decides what free workers train, and whether trials continue."""
 
     def free(self, trials: Sequence[Running], here: int | None) -> tuple[int | None, Mapping[str, Any]] | None:
-        """What a free worker trains: a paused trial's number, or None and new parameters; None: it waits.
+        """The next work of a free worker: a paused trial's number, or None and new parameters; None: it waits.
 
         ``here`` is the trial that it has had last; None for one that has had none.
         """
 
     def report(self, trial: Running, value: float) -> bool:
-        """Whether the trial trains on after an epoch."""
+        """Whether a trial continues after an epoch."""
 
 
 class Scheduled:
-    """A scheduler, shown the study as it would be in production."""
+    """A scheduler of hpo, which sees the study as in production."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Scheduled:
         return None, self._encoding.params(self._encoding.snap(drawn)[0])
 
     def report(self, trial: Running, value: float) -> bool:
-        """Up to its goal."""
+        """Whether the trial has not reached its grant's end."""
         if not math.isfinite(value):
             trial.state = "ended"
         return trial.state == "running" and trial.done < (trial.until or self._task.horizon)
@@ -183,7 +183,7 @@ class Scheduled:
 
 
 class Sampled:
-    """A sampler and a pruner: what is pruned has ended."""
+    """A sampler with a pruner: a pruned trial has ended."""
 
     def __init__(self, task: Task, sampler: optuna.samplers.BaseSampler, pruner: str, plan: Plan) -> None:
         self._task, self._plan = task, plan
@@ -200,7 +200,7 @@ class Sampled:
         trials: Sequence[Running],
         here: int | None,  # noqa: ARG002
     ) -> tuple[int | None, Mapping[str, Any]] | None:
-        """A new trial, where the study may have one more."""
+        """A new trial, if the study may have another one."""
         if self._plan.trials is not None and len(trials) >= self._plan.trials:
             return None
         trial = self._study.ask()
@@ -212,7 +212,7 @@ class Sampled:
         return None, trial.params
 
     def report(self, trial: Running, value: float) -> bool:
-        """Until it is pruned."""
+        """Whether the trial is not pruned."""
         asked, value = self._trials[trial.number], value if math.isfinite(value) else _LOST
         asked.report(value, trial.done)
         if trial.done == self._task.horizon:
@@ -238,7 +238,7 @@ def _suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> 
 
 
 def _sampler(name: str, task: Task, seed: int) -> optuna.samplers.BaseSampler:
-    """The service's; `plain-NAME` is Optuna's own, with its own defaults."""
+    """hpo's sampler of this name; `plain-NAME` is Optuna's own, with Optuna's defaults."""
     kinds: Mapping[str, Callable[[int], optuna.samplers.BaseSampler]] = {
         "tpe": lambda own: optuna.samplers.TPESampler(seed=own, **tpe_arguments(task.space, task.conditions)),
         "gp": lambda own: optuna.samplers.GPSampler(seed=own, warn_independent_sampling=False),
@@ -282,7 +282,7 @@ def _named(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def strategy_of(name: str, task: Task, seed: int, plan: Plan, earlier: Sequence[Seen] = ()) -> Strategy:
-    """By its name on the command line; NAME,key=value gives a scheduler's or a pruner's arguments."""
+    """The strategy with this name on the command line; NAME,key=value sets arguments of a scheduler or pruner."""
     sampler, _, pruner = name.partition("+")
     kind, given = _named(sampler)
     if kind in SCHEDULERS:
@@ -292,7 +292,7 @@ def strategy_of(name: str, task: Task, seed: int, plan: Plan, earlier: Sequence[
 
 #: Numbers of imported trials begin here.
 _IMPORTED = 10**6
-#: An earlier study's seed is so much larger.
+#: The seed of an earlier study is larger by this.
 _OTHER_SEED = 100
 
 

@@ -28,7 +28,7 @@ _NOISE = 0.02
 
 @dataclass(frozen=True)
 class Trained:
-    """What training a configuration gives.
+    """The result of training a configuration.
 
     Attributes:
         seen: The loss reported after each epoch; infinite once it diverged.
@@ -42,7 +42,7 @@ class Trained:
 
 
 class Task(Protocol):
-    """A space with curves."""
+    """A search space with learning curves."""
 
     name: str
     space: Mapping[str, BaseDistribution]
@@ -61,7 +61,7 @@ def regret(task: Task, losses: Floats) -> Floats:
 
 
 def named_rng(*parts: Any) -> np.random.Generator:
-    """The same numbers for the same parts."""
+    """A random generator that is the same for the same parts."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(digest, "big"))
 
@@ -82,7 +82,7 @@ _LCBENCH: Mapping[str, BaseDistribution] = {  # the order of the surrogate's inp
     "max_dropout": FloatDistribution(0.0, 1.0),
 }
 _LCBENCH_EPOCHS = 50
-#: Places of the surrogate's outputs.
+#: The positions of the surrogate's outputs.
 _SECONDS, _ACCURACY, _CROSS_ENTROPY = 0, 1, 2
 
 
@@ -153,7 +153,7 @@ class Table:
         for index, name in enumerate(names):
             values[:, index] = 1 - values[:, index] if name in ("beta1", "beta2") else values[:, index]
             self.space[name.partition(":")[0]] = _distribution(name, values[:, index])
-        lost = np.maximum.accumulate(~np.isfinite(valid), axis=1)  # what diverged stays so
+        lost = np.maximum.accumulate(~np.isfinite(valid), axis=1)  # a diverged run stays diverged
         self._valid = np.where(lost, np.inf, valid)
         self._encoding = Encoding(self.space, {})
         rows = [dict(zip(self.space, self._as_params(row), strict=True)) for row in values]
@@ -162,7 +162,7 @@ class Table:
         self.best, self.median = float(self._valid.min()), float(np.median(final[np.isfinite(final)]))
         self._weights: Floats | None = None
 
-    def train(self, params: Params, seed: int) -> Trained:  # noqa: ARG002 - a table has its noise in it
+    def train(self, params: Params, seed: int) -> Trained:  # noqa: ARG002 - a table's losses include noise
         """See `Task`."""
         at = self._encoding.features(self._encoding.point(params)[None])
         row = int(np.argmin(((self._rows - at) ** 2) @ self._importance()))

@@ -63,7 +63,7 @@ def excess(rng: np.random.Generator, peak: Array, relative: Array) -> Array:
 
 
 def jitter(rng: np.random.Generator, relative: Array) -> Array:
-    """What moves with the weights: an autoregression that freezes as the rate decays; [runs, points]."""
+    """The noise that follows the weights: an autoregression that freezes as the rate decays; [runs, points]."""
     fresh = np.sqrt(np.clip(relative[STEPS // POINTS - 1 :: STEPS // POINTS], 0, 1))
     state = rng.normal(size=(relative.shape[1],))
     found = []
@@ -96,7 +96,7 @@ def task(seed: int) -> Array:
 
 
 def misleads(curves: Array) -> bool:
-    """Whether the best run ranks behind many at an early point."""
+    """Whether the best run ranks behind many others at an early point."""
     worst_last = np.where(np.isfinite(curves), curves, np.inf)
     best = int(np.argmin(worst_last[:, -1]))
     ranks = [

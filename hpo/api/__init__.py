@@ -1,4 +1,4 @@
-"""For `import hpo`: `functions` run and read studies, `study` and `values` make them of ordinary classes.
+"""The Python API: `functions` runs and reads studies, `study` and `values` build them from ordinary classes.
 
-Imports from console and below. The public names are those of `hpo.__all__`.
+Imports from console and below. `hpo.__all__` has the public names.
 """

@@ -1,4 +1,4 @@
-"""A function as a study: what `hpo.run` makes of one."""
+"""Builds the study of a function for `hpo.run`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpo.config.paths import show
 from hpo.config.study_modules import public_name
 from hpo.errors import InputError
 
-#: The section of a study file that has a function's arguments.
+#: The start of the search paths of a function's arguments.
 _SECTION: Final = "objective."
 
 
@@ -27,31 +27,31 @@ def study_of_function(
     """The study of a function that trains by itself, or draws its parameters itself.
 
     Args:
-        function: It, or an `hpo.Call` of it.
-        search_space: Argument → range; None where it draws its parameters itself.
-        **study: Keys of the ``study`` section; without a ``name`` it is that of the module and of the function.
+        function: The function, or an `hpo.Call` of it.
+        search_space: Argument → range; None if the function draws its parameters itself.
+        **study: Keys of the ``study`` section; ``name`` is made of the module's and the function's by default.
 
     Raises:
-        InputError: It is no function.
+        InputError: The object is not a function.
     """
     target = function.target if isinstance(function, Call) else function
     while isinstance(target, functools.partial):
         target = target.func
     if not (inspect.isfunction(target) or inspect.isbuiltin(target)):
         fix = "give a study file, an `hpo.Study`, or a function that trains"
-        if callable(target) and not inspect.isclass(target):  # no object says under which name it is imported
+        if callable(target) and not inspect.isclass(target):  # an object has no name to import it by
             fix = "give a function that calls it, or name it as `objective` in a study file"
         raise InputError(
             f"is an object of {type(target).__name__}", path="study", value=show(repr(target)), fix=fix
         )
     name = study.pop("name", None) or _name(target)
-    if isinstance(search_space, Mapping):  # what is none is refused with the rest
+    if isinstance(search_space, Mapping):  # anything else is refused later
         search_space = {_path(each): _entry(entry) for each, entry in search_space.items()}
     return Study(name, objective=function, search_space=search_space, folder=_folder(target), **study)
 
 
 def _name(target: Callable[..., Any]) -> str:
-    """Such as ``train-run``."""
+    """The default name of a function's study, such as ``train-run``."""
     module = _module_name(target).rpartition(".")[2]
     return f"{module}-{target.__name__}".replace("<", "").replace(">", "")
 
@@ -64,7 +64,7 @@ def _module_name(target: Callable[..., Any]) -> str:
 
 
 def _folder(target: Callable[..., Any]) -> Path:
-    """The folder from which the function's module is imported; without a file of one's own the current one."""
+    """The folder from which the function's module is imported; without a file of its own, the current folder."""
     file = getattr(sys.modules.get(target.__module__), "__file__", None)
     if file is None or not is_own_file(Path(file)):
         return Path()
@@ -77,7 +77,7 @@ def _path(argument: str) -> str:
 
 
 def _entry(entry: Any) -> Any:
-    """An entry, with the arguments that its conditions name."""
+    """An entry of the search space, with the arguments in its conditions as search paths."""
     if isinstance(entry, Float | Int | Categorical) and isinstance(entry.when, Mapping):
         return replace(entry, when={_path(name): wanted for name, wanted in entry.when.items()})
     return entry

@@ -106,7 +106,7 @@ def run(
 
 def _refuse_other_than_booleans(switches: Mapping[str, Any]) -> None:
     for name, value in switches.items():
-        if not isinstance(value, bool):  # a text such as "no" would count as true
+        if not isinstance(value, bool):  # a text such as "no" would be true
             raise InputError(
                 "must be true or false", path=name, value=show(repr(value)), fix=f"write `{name}=True`"
             )
@@ -115,9 +115,9 @@ def _refuse_other_than_booleans(switches: Mapping[str, Any]) -> None:
 def _ran(
     study: str | Path | Study, plan: StudySpec | Placing, *, progress: bool, accept_code_change: bool, widen: bool
 ) -> str:
-    """Run a study here, or where it is placed; why that has ended.
+    """Run a study here, or on an engine; returns why the run has ended.
 
-    The file of an `hpo.Study` is written once nothing is refused; that it can be written is looked at first.
+    The file of an `hpo.Study` is written after all checks; whether it can be written is checked first.
     """
     from hpo.execution.placing import Placing, run_on
     from hpo.execution.run import run_study
@@ -138,7 +138,7 @@ def _ran(
 
 
 def _plan(study: str | Path | Study, overrides: Overrides, spec: StudySpec) -> StudySpec | Placing:
-    """The study for workers here; or where agents are to work, and what they get of this call."""
+    """The study for workers here; or, with an engine, the placing of agents with what they need of this call."""
     if spec.run.on is None:
         return spec
     from hpo.execution.placing import placing_of
@@ -240,7 +240,7 @@ def load_best_model(
 def _known(
     study: str | Path | Study | Call | Callable[..., Any], of_function: Mapping[str, Any], n_trials: int | None
 ) -> str | Path | Study:
-    """A function as a study."""
+    """The study, which is built first if a function was given."""
     given = {name: value for name, value in of_function.items() if value is not None}
     if isinstance(study, str | Path | Study):
         if given:
@@ -274,7 +274,7 @@ def _spec(study: str | Path | Study, overrides: Overrides, *, search: bool = Fal
 
 
 def _texts(overrides: Overrides) -> list[str]:
-    """Overrides as on the command line; JSON is YAML."""
+    """Overrides as on the command line, with values as JSON, which YAML can read."""
     if isinstance(overrides, str):
         raise InputError("is one text", path="overrides", value=overrides, fix="give a list of them, or a mapping")
     texts: list[str] = []
@@ -301,7 +301,7 @@ def _which(trial: str | int) -> str:
 
 @contextlib.contextmanager
 def _spoken_in_python() -> Iterator[None]:
-    """Errors about overrides and options blame no command line, and come without pydantic's long own account."""
+    """Rewrite errors of the block for Python: they don't name the command line, and hide pydantic's own error."""
     try:
         yield
     except InputError as error:
@@ -314,7 +314,7 @@ def _spoken_in_python() -> Iterator[None]:
 
 
 def _warn(finding: Finding | str) -> None:
-    """Warn at the line that called into this package."""
+    """Warn, with the line that called into this package as the place."""
     level, frame = 1, sys._getframe()  # noqa: SLF001 - the only way to see who calls
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("hpo."):
         level, frame = level + 1, frame.f_back
@@ -328,7 +328,7 @@ def _opened(spec: StudySpec) -> OpenStudy:
 
 
 def _for_reading(opened: OpenStudy) -> optuna.Study:
-    """Optuna's study on a storage that refuses to write; it opens its own connections when it is used."""
+    """The `optuna.Study` on a read-only storage, which opens its own connections when it is used."""
     import optuna
 
     from hpo.api.read_only import ReadOnlyCache

@@ -1,4 +1,4 @@
-"""A storage to look at: every read answers, every write is refused."""
+"""A read-only storage: it answers every read, and refuses every write."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def _refused(*_: Any, **__: Any) -> NoReturn:
 
 
 class ReadOnlyCache(StudyCache):
-    """What `hpo.load_study` reads through.
+    """The read-only storage of `hpo.load_study`.
 
-    A trial that is asked for, ended or changed here would have no worker: no lease, no checkpoint, no place in the
-    budget. So nothing can be changed, and reading a running study does no harm.
+    A trial that is created, ended or changed here would have no worker: no lease, no checkpoint, no place in the
+    budget. So nothing can be changed, and reading a running study is safe.
     """
 
     create_new_study = delete_study = _refused

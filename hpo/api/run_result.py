@@ -1,4 +1,4 @@
-"""What `hpo.run` returns."""
+"""Defines RunResult, which `hpo.run` returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study written in Python: ordinary classes and values in, the same study file out, for the same reader."""
+"""Defines hpo.Study, which turns ordinary classes and values into a study file."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Study:
         except OmegaConfBaseException as error:
             problem, path = str(error).partition("\n")[0], str(error.full_key or "")
             raise InputError(problem, path=path, fix="correct the text with `${` in it") from error
-        name = " ".join(str(self.name).splitlines())  # it may be wrong, which is said when the text is read
+        name = " ".join(str(self.name).splitlines())  # a wrong name is reported when the text is read
         return f"{_HEADER}, anew at each run; every command takes it: hpo status {name}.yaml\n{text}"
 
     def write(self) -> Path:
@@ -164,7 +164,7 @@ class Study:
         text = self.yaml()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path) as file:  # another run may read it, and a cut off one would be in the way
+            with replacing(self.path) as file:  # in one step: another run may read it
                 file.write(text)
         except OSError as error:
             raise _unwritable(self, error) from error
@@ -191,10 +191,10 @@ class Study:
 
 
 def refuse_unwritable(study: Study) -> None:
-    """Refuse a folder that a study's file can't be written into, before anything else is.
+    """Refuse a folder that a study's file can't be written to, before anything else is written.
 
     Raises:
-        InputError: It can't.
+        InputError: The folder can't be written to.
     """
     error = writing_error(study.folder)
     if error is not None:
@@ -208,7 +208,7 @@ def _unwritable(study: Study, error: OSError) -> InputError:
 
 
 def _absolute(folder: Any) -> Path:
-    """A folder as it was given, seen from the current one."""
+    """A given folder as an absolute path, relative to the current folder."""
     fix = "give a text or a `pathlib.Path`, or leave it out"
     if not isinstance(folder, str | Path):
         raise InputError("must be a path", path="folder", value=show(repr(folder)), fix=fix)
@@ -230,5 +230,5 @@ class _WithoutLines(Marks):
     """Marks of a study that was not written line by line."""
 
     def locate(self, keys: Keys) -> tuple[str, int | None]:
-        """Where a key was given: in the study or over it."""
+        """Where a key was given, in the study or as an override; without a line."""
         return super().locate(keys)[0], None

@@ -1,7 +1,6 @@
-"""Classes, calls and ranges of Python code as the plain data of a study file.
+"""Turns classes, calls and ranges of Python code into the plain data of a study file.
 
-Workers are processes of their own, so what they need goes by name: a class becomes its import path. Nothing is
-pickled.
+Workers are separate processes that find code by its name, so a class becomes its import path. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -105,10 +104,10 @@ class Categorical:
 
 @dataclass(frozen=True)
 class PlainWriter:
-    """Turns what a Python study holds into what a study file says.
+    """Turns the values of an `hpo.Study` into those of a study file.
 
-    Every method takes the place of the value, for errors, and raises InputError for what has no name or is no
-    plain value.
+    Every method takes the value's place, for errors, and raises InputError for an object that has no import path
+    and is not a plain value.
 
     Attributes:
         folder: The study's folder.
@@ -117,7 +116,7 @@ class PlainWriter:
     folder: Path
 
     def node(self, value: Any, keys: Keys) -> dict[str, Any]:
-        """What is called for a section: a class, a function, a call, or a mapping as in a study file."""
+        """The node of a section: from a class, a function, a call, or a mapping as in a study file."""
         if isinstance(value, Mapping):
             return self._mapping(value, keys)
         if isinstance(value, functools.partial):
@@ -128,12 +127,12 @@ class PlainWriter:
         return {**node, ARGS: self.plain(value.args, (*keys, ARGS))} if value.args else node
 
     def plain(self, value: Any, keys: Keys) -> Any:
-        """An argument."""
+        """The value of an argument."""
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
-            return str.__str__(value)  # of an enum its value, where `str` is the name
-        if isinstance(value, Integral | Real):  # an enum's, or NumPy's, too
+            return str.__str__(value)  # an enum's value; `str()` would give its name
+        if isinstance(value, Integral | Real):  # also of an enum or of NumPy
             return int(value) if isinstance(value, Integral) else float(value)
         if isinstance(value, Path):
             return str(value)
@@ -148,12 +147,12 @@ class PlainWriter:
         raise _unfit(value, keys)
 
     def callback(self, value: Any, keys: Keys) -> Any:
-        """A callback: arguments of a built-in one, true, false, or what makes one."""
+        """A callback: arguments of a built-in one, true, false, or a node that builds one."""
         made = isinstance(value, Call | functools.partial) or _is_named(value)
         return self.node(value, keys) if made else self.plain(value, keys)
 
     def entry(self, value: Any, keys: Keys) -> Any:
-        """An entry of the search space; classes are names where the value is a ``_target_``."""
+        """An entry of the search space; the choices of a ``_target_`` are import paths."""
         if isinstance(value, Float | Int | Categorical):
             given = {item.name: getattr(value, item.name) for item in fields(value)}
             left = {
@@ -169,7 +168,7 @@ class PlainWriter:
         return self.import_path(value, keys) if is_target and _is_named(value) else self.plain(value, keys)
 
     def import_path(self, target: Any, keys: Keys) -> str:
-        """The import path of a class or function, the shortest that leads to it."""
+        """The shortest import path that leads to a class or function."""
         if isinstance(target, str):
             return target
         if not _is_named(target):
@@ -181,7 +180,7 @@ class PlainWriter:
         if module == "__main__":
             return f"{self._main_module(target, keys)}.{name}"
         if _found(sys.modules.get(module), name) != target:
-            name = target.__name__  # `torch.relu` calls itself a method of some class
+            name = target.__name__  # the qualified name of `torch.relu` is that of a method
         if _found(sys.modules.get(module), name) != target:
             fix = "bind it to its own name at the top level of its module, or give its import path as text"
             raise _error(f"is not what `{public_name(module)}.{name}` names", keys, target, fix)
@@ -198,7 +197,7 @@ class PlainWriter:
         return {name: self.plain(item, (*keys, name)) for name, item in value.items()}
 
     def _main_module(self, target: Any, keys: Keys) -> str:
-        """As `main_module`, refused where a worker could not import that."""
+        """The name from `main_module`; refuses a script that workers can't import."""
         name, main = main_module(), sys.modules["__main__"]
         if name is None:
             problem = "stands in a notebook or an interactive session, so workers can't import it"
@@ -212,7 +211,7 @@ class PlainWriter:
         return name
 
     def _refuse_namesake(self, top: str, target: Any, keys: Keys) -> None:
-        """Refuse a module that the study's folder has under the same name: workers would import that one."""
+        """Refuse a module if the study's folder has another one of the same name, which workers would import."""
         file = getattr(sys.modules.get(top), "__file__", None)
         if file is None or not holds_module(self.folder, top):
             return
@@ -222,7 +221,7 @@ class PlainWriter:
 
 
 def main_module() -> str | None:
-    """What a worker imports to find something of the script that runs now; None where that is no file."""
+    """The name by which a worker would import the running script; None if it is not a file."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:  # python -m
         return main.__spec__.name
@@ -231,14 +230,14 @@ def main_module() -> str | None:
 
 
 def _is_named(value: Any) -> bool:
-    """Whether it is a class or function, with the name that it was defined by."""
+    """Whether a value is a class or function with the name from its definition."""
     return callable(value) and all(
         isinstance(getattr(value, name, None), str) for name in ("__module__", "__qualname__")
     )
 
 
 def _found(module: ModuleType | None, name: str) -> Any:
-    """What a dotted name leads to in a module that is loaded, or None."""
+    """The object of a dotted name in a loaded module, or None."""
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)

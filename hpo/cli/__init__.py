@@ -1,1 +1,1 @@
-"""The command line: parse, call one function, map errors to exit codes."""
+"""The command line: a module for each command, which parses its options, calls hpo, and prints the result."""

@@ -1,4 +1,4 @@
-"""Questions about a study that exists, and their answers as JSON."""
+"""Reads existing studies for commands, and prints answers as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
-    """The answer to a question about a study that exists."""
+    """Open an existing study, and return the answer of `question` about it."""
     with slow_steps() as say:
         say(f"reading the study from {spec.output_dir}")
         with uncollected():
@@ -29,7 +29,7 @@ def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
 
 
 def print_json(data: Any) -> None:
-    """Print data as JSON, None for numbers that are not finite."""
+    """Print data as JSON; numbers that are not finite become null."""
     from hpo.study.outcome import finite
 
     with read_by_others():

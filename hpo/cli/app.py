@@ -37,7 +37,7 @@ try:
     from hpo.cli.usage import Command
     from hpo.console.output import ready_streams
     from hpo.errors import HpoError, refuse_other_systems, refuse_process_groups
-except KeyboardInterrupt:  # Ctrl-C while all this is read
+except KeyboardInterrupt:  # Ctrl-C during the imports
     sys.exit(130)
 
 app = typer.Typer(
@@ -84,7 +84,7 @@ def main() -> NoReturn:
     debug = "--debug" in sys.argv
     ready_streams()
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # one that is ignored leaves no child its exit code
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit codes of children are lost
     try:
         refuse_other_systems()
         refuse_process_groups()
@@ -98,14 +98,14 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        if "torch" not in sys.modules:  # the command has only read, and leaves nothing that is to be finalised
-            gc.freeze()  # Python's last look for garbage takes a sixth of such a command's time
+        if "torch" not in sys.modules:  # the command has only read, so nothing needs a finaliser
+            gc.freeze()  # Python's last garbage collection takes a sixth of such a command's time
     sys.exit(0)
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end an import immediately: an error inside one leaves half a module behind."""
+    """Let Ctrl-C during an import end the process immediately: an exception would leave a half-imported module."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

@@ -83,25 +83,25 @@ def _print_best(spec: StudySpec, data: dict[str, Any]) -> None:
 def _shown(checkpoint: str | None) -> str:
     if checkpoint is None:
         return "none"
-    # Unlike Path.exists, this is False where this user may not look.
+    # Unlike Path.exists, this is False if this user may not read the folder.
     there = os.path.exists(checkpoint)  # noqa: PTH110
     return checkpoint if there else f"{checkpoint} (there is no such file here)"
 
 
 def _last_grant(kept: Mapping[str, Any]) -> dict[str, str]:
-    """What a scheduler has granted last; nothing without one."""
+    """The last grant of a scheduler; empty without one."""
     if not kept["grants"]:
         return {}
     return {"last granted": granted(kept["grants"][-1]["until"], kept["grants"][-1]["why"])}
 
 
 def _block(title: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values under a title; nothing where there are none."""
+    """Names and values under a title; empty without values."""
     return [(title, ""), *((f"  {name}", cell(value)) for name, value in values.items())] if values else []
 
 
 def _print_front(spec: StudySpec, front: list[dict[str, Any]]) -> None:
-    """The Pareto front: a row a trial."""
+    """Print the Pareto front, one trial a row."""
     goals, names = list(front[0]["values"]), param_names(spec, front)
     rows = [
         (
@@ -116,7 +116,7 @@ def _print_front(spec: StudySpec, front: list[dict[str, Any]]) -> None:
 
 
 def _relative(argument: str) -> str:
-    """An absolute path as seen from here: others need not know where this machine's folders lie."""
+    """An absolute path as a relative one, so that the card does not show this machine's folders."""
     return os.path.relpath(argument) if Path(argument).is_absolute() else argument
 
 
@@ -125,7 +125,7 @@ def _export(spec: StudySpec, trial: str, path: Path, *, json_: bool) -> None:
     from hpo.final.export_model import check_export_path, export_model
 
     check_export_path(path)
-    # The card is for others to read; what is secret is not.
+    # Other people will read the card, so secrets are hidden.
     command = shlex.join(["hpo", *(hidden_argument(_relative(each)) for each in sys.argv[1:])])
     done = looked_up(spec, lambda opened: export_model(opened, trial, path, command=command))
     if json_:

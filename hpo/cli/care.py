@@ -114,7 +114,7 @@ def retry(
 
 
 def _next_run(expected: Prospect, count: int) -> str:
-    """What `hpo run` does about so many trials that wait again."""
+    """A text on what `hpo run` will do with so many requeued trials."""
     left, cut = expected.without_epochs, expected.cut
     if expected.reached is not None:
         return f"`hpo run` resumes none of them: {expected.reached}"
@@ -167,7 +167,7 @@ def clean(
 
 
 def _cleaned(opened: OpenStudy, keep_best: int | None, *, dry_run: bool, asks: bool) -> CleanReport:
-    """What went; where it is to be asked first, that takes a look at what would go."""
+    """Remove checkpoints and return what was removed; with ``asks`` it first asks, with what would be removed."""
     from hpo.study.retention import clean as clean_up
 
     if dry_run or asks:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpo.trial.resources import Slot
 
 _MIB = 2**20
-#: What a stage does that may take long.
+#: What a stage is doing, for stages that take long.
 _LONG = {
     "structure": "reading the file",
     "imports": "importing torch and what the study names",
@@ -38,7 +38,7 @@ _NO_PREFLIGHT = "`objective` trains by itself, so only a trial shows whether it 
 
 @dataclass
 class _Stage:
-    """One stage, and what came of it; ``None`` for one that was not reached."""
+    """One stage of the check and its result; ``reached`` is False if an earlier error prevented it."""
 
     name: str
     warnings: list[Finding] = field(default_factory=list)
@@ -49,7 +49,7 @@ class _Stage:
 
     @property
     def errors(self) -> list[HpoError]:
-        """Each of the errors that are said together."""
+        """The single errors."""
         if isinstance(self.error, InputError):
             return list(each_error(self.error))
         return [] if self.error is None else [self.error]
@@ -77,13 +77,13 @@ class _Stage:
 
 @dataclass
 class _Checkup:
-    """All stages, each after those it builds on.
+    """Runs all stages, each after those that it depends on.
 
     Attributes:
-        named: The command names the devices to try.
-        engine: What places agents on other machines, whose devices are not asked for here; empty where there is
-            none, or the command names devices.
-        lacking: The devices of the study that are not here.
+        named: Whether the command names the devices to try.
+        engine: The engine that places agents on other machines, whose devices can't be checked here; empty without
+            one, or if the command names devices.
+        lacking: The study's devices that this machine lacks.
     """
 
     read: Callable[[], StudySpec]
@@ -107,7 +107,7 @@ class _Checkup:
                 stage.left_out, examine = why, list
             elif name == "preflight" and self.engine:
                 stage.note = _ELSEWHERE.format(self.engine)
-            if going or (name == "meaning" and self.spec is not None):  # it needs no imports
+            if going or (name == "meaning" and self.spec is not None):  # meaning needs no imports
                 going = self._examined(stage, examine) and going
             self.said(stage)
 
@@ -130,7 +130,7 @@ class _Checkup:
         return True
 
     def _unsaid(self, error: HpoError) -> HpoError | None:
-        """The error, without what an earlier stage has said of the same."""
+        """The error without parts that an earlier stage has reported; None if nothing is left."""
         said = {each.problem for stage in self.stages for each in stage.errors if isinstance(each, InputError)}
         if not said or not isinstance(error, InputError):
             return error
@@ -138,7 +138,7 @@ class _Checkup:
         return together(left) if left else None
 
     def _untried(self, spec: StudySpec) -> str:
-        """Why no batches are trained; empty where they are."""
+        """Why no batches are trained; empty if they are."""
         if spec.config.objective is not None:
             return _NO_PREFLIGHT
         if not self.lacking:
@@ -170,9 +170,9 @@ class _Checkup:
 
         assert self.spec is not None
         check_search(self.spec)
-        if self.spec.run.on is None:  # or the folder is one of the machines that an engine gives
+        if self.spec.run.on is None:  # with an engine, the folder is on its machines
             check_output_dir(self.spec)
-        if self.engine:  # its machines have what this one may lack
+        if self.engine:  # its machines may have devices that this one lacks
             self.lacking = devices_elsewhere(self.spec)
         if not self.lacking:
             self.slots = study_slots(self.spec)
@@ -214,7 +214,7 @@ def check(
         return read_spec(study, overrides, require_search_space=True, **options)
 
     checkup = _Checkup(read, debug, devices is not None, (lambda _: None) if json_ else _print_stage)
-    # What the study's own code prints is not what a program reads.
+    # The output of the study's own code must not mix with the JSON.
     with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
         checkup.run()
     if json_:

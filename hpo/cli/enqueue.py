@@ -29,7 +29,7 @@ Params = Annotated[
         show_default=False,
     ),
 ]
-#: Keys of sections in which nothing is searched.
+#: A key of a section without searched values.
 _KEY: Final = re.compile(r"\s*(study|run)\.(\w+)")
 
 
@@ -91,7 +91,7 @@ def enqueue(
 
 
 def _what_for(expected: Prospect | None) -> str:
-    """What a trial waits for, by what `hpo run` will do about it."""
+    """A text on what a queued trial waits for, by what `hpo run` will do with it."""
     if expected is not None and expected.reached is not None:
         return f", and `hpo run` does not take it: {expected.reached}"
     if expected is not None and expected.without_epochs:
@@ -100,7 +100,7 @@ def _what_for(expected: Prospect | None) -> str:
 
 
 def _unheard_of(opened: OpenStudy, given: Mapping[str, Any]) -> list[str]:
-    """Parameters that no trial has drawn so far, of a function that draws them itself: they may be mistyped."""
+    """Warnings about parameters that no trial has drawn, for a function that draws them itself: typos, perhaps."""
     trials = opened.study.get_trials(deepcopy=False) if opened.spec.defines_by_run else []
     known = list(dict.fromkeys(name for trial in trials for name in trial.params))
     new = [name for name in given if name not in known] if known else []
@@ -108,7 +108,7 @@ def _unheard_of(opened: OpenStudy, given: Mapping[str, Any]) -> list[str]:
 
 
 def _is_override(text: str) -> bool:
-    """Whether a key of the file is meant. A function that draws its own parameters may call one `run.length`."""
+    """Whether a text sets a key of the file; a function that draws its parameters may name one `run.length`."""
     from hpo.config.schema_run import RunSection
     from hpo.config.schema_study import StudySection
     from hpo.config.schema_types import Section

@@ -16,7 +16,7 @@ from hpo.errors import InputError
 
 
 class Format(StrEnum):
-    """What a table can be written as."""
+    """The formats of a table."""
 
     CSV = "csv"
     PARQUET = "parquet"
@@ -66,7 +66,7 @@ def export(
 
 
 def _format_of(output: Path | None) -> Format:
-    """The format that a file's suffix says; CSV where there is no file."""
+    """The format of a file's suffix; CSV without a file."""
     if output is None:
         return Format.CSV
     suffix = output.suffix.removeprefix(".")

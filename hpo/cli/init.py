@@ -22,7 +22,7 @@ from hpo.errors import InputError
 _SCHEMA: Final = "study.schema.json"
 _STUDY: Final = "study.yaml"
 _FILES: Final = (_STUDY, "model.py", "data.py", "README.md")
-#: What to do where a file is there already; with --from the folder is that of the modules.
+#: The fix if a file exists already; not for --from, whose folder is that of the modules.
 _FIX: Final = "give a new folder, such as `hpo init my-study`, or `--force`"
 _FIX_FROM: Final = "rename what is there, or replace it with `--force`"
 
@@ -99,7 +99,7 @@ def _init_from(folder: Path, source: str, data: str | None, *, force: bool) -> N
         say("importing torch")
         from hpo.draft.draft import draft_study
 
-        with contextlib.redirect_stdout(sys.stderr):  # what the person's code prints is no part of the answer
+        with contextlib.redirect_stdout(sys.stderr):  # output of the person's code is not part of the answer
             drafted = draft_study(folder, source, data, _STUDY, say)
     _write(folder, drafted.texts | _schema(), _FIX_FROM, force=force, may_replace=(_SCHEMA,))
     _print_next(folder, [*drafted.texts, _SCHEMA], ("check", "run", "best"), drafted.missing, drafted.notes)
@@ -140,7 +140,7 @@ def _refuse_existing(folder: Path, names: Collection[str], fix: str, *, force: b
 def _write(
     folder: Path, texts: dict[str, str], fix: str, *, force: bool, may_replace: Collection[str] = ()
 ) -> None:
-    """Write all the files, or none where one is there already; ``fix`` says what to do then."""
+    """Write all files, or none if one exists already; ``fix`` is the fix for that error."""
     _refuse_existing(folder, texts.keys() - set(may_replace), fix, force=force)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hpo.study.open_study import OpenStudy
 
-#: Seconds between two looks at the log, and so many of them between two at the database.
+#: Seconds between two reads of the log, and how many of these follow each query of the database.
 _PAUSE: Final = 0.2
 _LOOKS: Final = 5
 _CHUNK: Final = 1 << 20
@@ -55,7 +55,7 @@ def logs(
 
 
 def _follow(opened: OpenStudy, log: _Log) -> None:
-    """Print until the trial has ended. A database that is away has not said that it has."""
+    """Print until the database says that the trial has ended; while it can't be reached, printing continues."""
     from hpo.storage.outage import DatabaseAwayError
 
     looks, ended = 0, False
@@ -63,7 +63,7 @@ def _follow(opened: OpenStudy, log: _Log) -> None:
         if looks % _LOOKS == 0:
             try:
                 with opened.storage.patience.whole():
-                    # Asked before the log is read: what a trial prints comes before its end.
+                    # Queried before the log is read: all output of a trial is written before its end.
                     ended = log.trial_has_ended()
             except DatabaseAwayError:
                 ended = False
@@ -74,7 +74,7 @@ def _follow(opened: OpenStudy, log: _Log) -> None:
 
 
 class _Log:
-    """The logs of a trial's attempts, as far as they have been printed."""
+    """The logs of a trial's attempts, and how far each has been printed."""
 
     def __init__(self, opened: OpenStudy, number: int) -> None:
         self._opened = opened
@@ -85,17 +85,17 @@ class _Log:
 
     @property
     def found(self) -> bool:
-        """Whether there is a log, be it empty."""
+        """Whether there is a log, even an empty one."""
         return bool(self._read)
 
     def trial_has_ended(self) -> bool:
-        """Whether nothing will be printed any more."""
+        """Whether the trial has ended, so that it prints nothing more."""
         from hpo.study.outcome import UNFINISHED
 
         return _outcome(self._opened, self._number) not in UNFINISHED
 
     def print_new(self) -> None:
-        """Print what has been written since the last time; OSError where the reader is gone."""
+        """Print what was written since the last time; raises OSError if the reader is gone."""
         from hpo.study.folders import attempt_folders, rights_explained
 
         spec = self._opened.spec
@@ -129,7 +129,7 @@ def _readable(log: Path) -> BinaryIO:
 
 
 def _outcome(opened: OpenStudy, number: int) -> str:
-    """A trial's outcome, or what it is before its end.
+    """A trial's outcome, or its state if it has not ended.
 
     Raises:
         StudyError: The study has no such trial, or has been deleted.

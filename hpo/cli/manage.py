@@ -96,7 +96,7 @@ def _delete(opened: OpenStudy) -> list[str]:
     running = opened.running()
     if running:
         raise StudyError(f"{are(running, 'trial')} running\n  fix: end the `hpo run` that runs them first")
-    # Between two trials none is running; one that is not heard of any more may have died on another machine.
+    # An agent between two trials has none running; one without a recent beat may be dead on another machine.
     if at_work := heard_of_lately(opened):
         raise StudyError(f"{are(at_work, 'agent')} at work on the study\n  fix: `hpo stop --wait` first")
     refuse_what_stays(opened.spec)

@@ -71,7 +71,7 @@ def read_spec(
         try:
             spec = load_spec(study, overrides or (), require_search_space=require_search_space)
         except InputError as error:
-            # Nothing of the study's code is imported, or there is no file that could be read.
+            # The command imports none of the study's code, or the file can't be read.
             if not require_search_space or isinstance(error.__cause__, OSError):
                 raise
             with slow_steps() as say:
@@ -84,16 +84,16 @@ def read_spec(
 
 
 def refuse_both(*, quiet: bool, json_: bool) -> None:
-    """Refuse two ways to print at once."""
+    """Refuse `--quiet` together with `--json`."""
     if quiet and json_:
         raise InputError("give one of them, not both", path="--quiet, --json", fix="leave `--quiet` out")
 
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Look for no garbage while modules are imported and a study is read.
+    """Turn garbage collection off while modules are imported and a study is read.
 
-    All of that stays: looking through it, again and again, takes a tenth of a short command's time.
+    All these objects stay; collections over them take a tenth of a short command's time.
     """
     enabled = gc.isenabled()
     gc.disable()

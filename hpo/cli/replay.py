@@ -1,4 +1,4 @@
-"""`hpo replay`: a study's decisions, run again under other pruners or schedulers."""
+"""`hpo replay`: replays a study's decisions under other pruners or schedulers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _read(study: Any, overrides: tuple[str, ...], *more: str, **options: Any) ->
 
 
 def _contestants(read: Callable[..., StudySpec], typed: list[str] | None) -> dict[str, StudySpec]:
-    """The study file with each pruner in place of its own, by the name to show."""
+    """The study file with each pruner in place of its own, by the pruner's name for people."""
     if typed:
         return {text: _with(read, "--pruner", text) for text in typed}
     own = read()
@@ -116,7 +116,7 @@ def _contestants(read: Callable[..., StudySpec], typed: list[str] | None) -> dic
 
 
 def _with(read: Callable[..., StudySpec], option: str, text: str) -> StudySpec:
-    """The study file with the pruner or scheduler that was typed after an option, which can be made."""
+    """The study file with the pruner or scheduler of an option's text; refuses one that can't be built."""
     from hpo.errors import InputError
     from hpo.study.replay_schedulers import checked_scheduler
     from hpo.study.replay_study import check_pruner, retold, typed_mapping
@@ -197,7 +197,7 @@ def _edge(data: dict[str, Any]) -> str:
 
 
 def _audit_cells(entry: dict[str, Any]) -> tuple[str, str]:
-    """How many trials ran on as audits, and what `alpha` came to."""
+    """The cells with the number of audit runs and the last `alpha`."""
     return ("-", "-") if entry["alpha"] is None else (f"{entry['audited']:.1f}", f"{entry['alpha']:.2g}")
 
 

@@ -54,7 +54,7 @@ _Timeout = Annotated[
 _Detach = Annotated[
     bool, typer.Option("--detach", help="With --on: place the agents, then exit and let them work.")
 ]
-# The `hpo submit` that has started this driver, whose time limit counts from its first start.
+# Names the `hpo submit` that started this driver; its time limit counts from the first start.
 _Submission = Annotated[str | None, typer.Option("--submission", hidden=True)]
 _NO_ENGINE: Final = "is about agents that an engine places"
 _Widen = Annotated[
@@ -121,7 +121,7 @@ def run(
 
 
 def _placing(spec: StudySpec, overrides: list[str] | None, given: dict[str, object]) -> Placing | None:
-    """Where agents are to be placed; None where this machine's workers are to train."""
+    """The placing of agents on an engine; None if this machine's workers train."""
     if spec.run.on is not None:
         from hpo.execution.placing import placing_of
 
@@ -144,7 +144,7 @@ def _say_end(spec: StudySpec, ending: str, arguments: str, *, quiet: bool) -> No
             stop = f"`hpo stop {arguments}` ends them"
             print(f"the agents go on working; {stop}; see them again with:\n  {same_command()}", file=sys.stderr)
     elif not quiet:
-        # The database may be away: an interrupted run ends as one all the same.
+        # If the database can't be reached, an interrupted run still ends as interrupted.
         with contextlib.suppress(*[StudyError] if interrupted else []):
             _summarise(spec, arguments, ending)
     if interrupted:
@@ -157,7 +157,7 @@ def _say_end(spec: StudySpec, ending: str, arguments: str, *, quiet: bool) -> No
 
 @contextlib.contextmanager
 def listening(*, quiet: bool, json_: bool) -> Iterator[Callable[[OpenStudy], Reporter | EventWriter]]:
-    """What makes the listener of a run; until it is asked for one, it is said what takes long."""
+    """Yield a function that creates the listener of a run; until it is called, slow steps are printed."""
     out = sys.stdout
     waiting = contextlib.ExitStack()
 
@@ -165,19 +165,19 @@ def listening(*, quiet: bool, json_: bool) -> Iterator[Callable[[OpenStudy], Rep
         waiting.close()
         return _reporter(opened, out, quiet=quiet, json_=json_)
 
-    # What a sampler from the hub prints when it is imported is no event.
+    # A sampler from the hub may print when it is imported, which is not an event.
     with waiting, contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
         waiting.enter_context(slow_steps(shown=not quiet))("importing torch and what the study names")
         yield listen
 
 
 def warn(finding: Finding) -> None:
-    """Print what the checks find that stops nothing."""
+    """Print a warning of the checks."""
     print(f"warning: {finding}", file=sys.stderr)
 
 
 def _reporter(opened: OpenStudy, out: TextIO, *, quiet: bool, json_: bool) -> Reporter | EventWriter:
-    """The listener that shows a person, or a program, what happens."""
+    """The listener that prints lines for people, or events for programs."""
     if json_:
         from hpo.console.events import EventWriter
 
@@ -189,7 +189,7 @@ def _reporter(opened: OpenStudy, out: TextIO, *, quiet: bool, json_: bool) -> Re
 
 
 def _summarise(spec: StudySpec, arguments: str, ending: str) -> None:
-    """Say what the study has come to, as it is stored now: others may have worked on it too."""
+    """Print the study's result from the storage, as other agents may have worked on it, too."""
     from hpo.console.lines import print_summary
     from hpo.study.open_study import load_study
 

@@ -79,7 +79,7 @@ def status(
 
 
 def _code_rows(code: dict[str, Any]) -> list[tuple[str, str]]:
-    """The study's code, where it has changed, and the trials that ran under more than one."""
+    """Rows about the study's code if it has changed, with the trials that ran under several versions."""
     if len(code["versions"]) <= 1:
         return []
     changes = len(code["versions"]) - 1
@@ -88,7 +88,7 @@ def _code_rows(code: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _pruning_rows(pruning: dict[str, Any]) -> list[tuple[str, str]]:
-    """What pruning saved, where it ended a trial, and what the audit found, where there was one."""
+    """Rows about what pruning saved, if it ended trials, and about the audit, if there was one."""
     rows = []
     if pruning["pruned"]:
         summary = f"{pruning['pruned']} of {pruning['ended']} pruned"
@@ -107,7 +107,7 @@ def _pruning_rows(pruning: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _described_agent(entry: dict[str, Any]) -> str:
-    """Where an agent is, and what it does."""
+    """An agent on one line: its place, its workers, its pace."""
     placed = f" ({entry['placement']})" if entry["placement"] else ""
     return (
         f"{entry['host']}{placed}, {entry['devices']}, {entry['running']} of "
@@ -117,7 +117,7 @@ def _described_agent(entry: dict[str, Any]) -> str:
 
 
 def _whose(entry: dict[str, Any]) -> str:
-    """Who runs a trial, and when that was last heard of."""
+    """The worker that runs a trial, and the time since its last beat."""
     if entry["attempt"] is None:
         return "runs without a lease"
     device = f" ({entry['device']})" if entry["device"] else ""
@@ -160,7 +160,7 @@ def trials(
     if json_:
         print_json(data)
         return
-    more = _MORE if sys.stdout.isatty() else ""  # piped, a line is a trial
+    more = _MORE if sys.stdout.isatty() else ""  # in a pipe, each line is a trial
     _print_trials(spec, data, below="\n" if internals else more)
     if internals:
         _print_internals(data)
@@ -170,7 +170,7 @@ _MORE: Final = "`--internals` adds attempts, workers, seeds, grants and predicti
 
 
 def _print_trials(spec: StudySpec, data: Sequence[dict[str, Any]], *, below: str) -> None:
-    """What was asked for: values, parameters, and how each trial ended."""
+    """Print the table of results: values, parameters, and how each trial ended."""
     names, bounded = param_names(spec, data), bool(spec.study.constraints)
     with_reasons = any(entry["reason"] for entry in data)
     several = len({code for entry in data for code in _codes(entry)}) > 1
@@ -194,7 +194,7 @@ def _print_trials(spec: StudySpec, data: Sequence[dict[str, Any]], *, below: str
 
 
 def _print_internals(data: Sequence[dict[str, Any]]) -> None:
-    """What hpo keeps beside it: who ran a trial, what was granted and predicted."""
+    """Print the table of internals: who ran a trial, its grants and predictions."""
     kept = [(entry["trial"], entry["internals"]) for entry in data]
     metrics = list(dict.fromkeys(name for _, each in kept for name in each["metrics"]))
     with_grants = any(each["grants"] for _, each in kept)
@@ -216,7 +216,7 @@ def _print_internals(data: Sequence[dict[str, Any]]) -> None:
 
 
 def _last_grant(grants: Sequence[dict[str, Any]], fork: dict[str, Any] | None) -> str:
-    """What the study's scheduler has granted a trial last, and why; of a fork also where it began."""
+    """The last grant of a trial and its reason; for a fork, also where it began."""
     if not grants:
         return "-"
     said = granted(grants[-1]["until"], grants[-1]["why"])
@@ -226,17 +226,17 @@ def _last_grant(grants: Sequence[dict[str, Any]], fork: dict[str, Any] | None) -
 
 
 def _codes(entry: dict[str, Any]) -> list[str]:
-    """The code that a trial ran under, by hash; several where it resumed under other code."""
+    """The hashes of the code that a trial ran under: several if it resumed under other code."""
     return list(dict.fromkeys(each["code"] for each in entry["internals"]["attempts"] if each["code"]))
 
 
 def _values(entry: dict[str, Any]) -> list[Any]:
-    """A trial's value by each objective; of the first, which leads, also while it runs."""
+    """A trial's value for each objective; for the first, the leading one, also while it runs."""
     return [entry["value"], *list(entry.get("values", {}).values())[1:]]
 
 
 def _kept(violations: dict[str, float | None]) -> str:
-    """Which bounds a trial violates."""
+    """A text on the bounds that a trial violates, or ``kept``; a dash without bounds."""
     beyond = [name for name, violation in violations.items() if violation is None or violation > 0]
     return "beyond " + ", ".join(beyond) if beyond else "kept" if violations else "-"
 

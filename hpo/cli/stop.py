@@ -15,7 +15,7 @@ from hpo.wording import count_of
 if TYPE_CHECKING:
     from hpo.study.open_study import OpenStudy
 
-#: Seconds between two looks whether agents have left.
+#: Seconds between two checks whether the agents have left.
 _PAUSE: Final = 1.0
 
 
@@ -55,7 +55,7 @@ def stop(
 
 
 def _wait(opened: OpenStudy, asked: set[int]) -> None:
-    """Wait until these agents have ended, or are known to be gone. A database that is away has not said so."""
+    """Wait until the database says that these agents have ended or are dead; waits on if it can't be reached."""
     from hpo.storage.outage import DatabaseAwayError
     from hpo.storage.recovery import Sightings
     from hpo.study.agents import end_dead_agents, not_dead

@@ -1,4 +1,4 @@
-"""Tables for people: on a terminal no number is cut into two lines, however narrow that is."""
+"""Prints tables for people; no number is broken into two lines, even on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hpo.wording import parameter, shown
 if TYPE_CHECKING:
     from hpo.config.spec import StudySpec
 
-#: A value as a table shows it.
+#: Formats a value for a table.
 cell = partial(shown, digits=4)
-#: A longer cell may be broken.
+#: A cell with more characters may be broken into lines.
 _WHOLE: Final = 24
 #: Spaces between two columns.
 _GAP: Final = 2
 
 
 def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], *, below: str = "") -> None:
-    """Print a table, with a line of text below it; no header where all its names are empty.
+    """Print a table, with a line of text below it; without a header if all its names are empty.
 
-    On a terminal that is too narrow the columns follow in blocks, each with the first column again.
+    On a terminal that is too narrow, the columns are printed in blocks, each with the first column again.
     """
     names, cells = list(header), [list(row) for row in rows]
-    # Piped into a file or another program, a row stays a line.
+    # In a file or a pipe, a row stays one line.
     piped = not sys.stdout.isatty()
     simple = piped and all(each.isascii() and each.isprintable() for row in (names, *cells) for each in row)
     text = aligned(title, names, cells) if simple else drawn(title, names, cells, 10_000 if piped else None)
@@ -36,7 +36,7 @@ def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]
 
 
 def aligned(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of printable ASCII, as `rich` draws it where there is room, in a fraction of its time."""
+    """A table of printable ASCII, as `rich` would draw it with enough room, but much faster."""
     lines = [header, *rows] if any(header) else rows
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     total = sum(widths) + _GAP * (len(widths) - 1)
@@ -49,9 +49,9 @@ def drawn(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
 
     Args:
         title: The line above it.
-        header: The columns' names; empty ones for none.
-        rows: A cell for each column.
-        width: Characters a line has; None: those of the terminal.
+        header: The columns' names; empty ones for no header.
+        rows: The rows, with a cell for each column.
+        width: The characters of a line; None for the terminal's width.
     """
     from rich.console import Console
     from rich.table import Table
@@ -62,7 +62,7 @@ def drawn(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
     if _total(widths) > console.width:
         names = [name.replace(".", ".\n") for name in header]
         widths = _widths(names, rows)
-    # Printed by the caller: the console would end the process where the reader has stopped.
+    # The caller prints it: rich's console would end the process if the reader has stopped.
     with console.capture() as printed:
         for block in _blocks(widths, console.width):
             table = Table(title=title, title_justify="left", show_header=any(header), box=None, pad_edge=False)
@@ -75,7 +75,7 @@ def drawn(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
 
 
 def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Characters that each column takes at least."""
+    """The least number of characters of each column."""
     from rich.cells import cell_len
 
     columns = zip(*(header, *rows), strict=True)
@@ -90,7 +90,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Places of columns that fit beside each other, the first one in each block."""
+    """The positions of columns that fit beside each other; each block begins with the first column."""
     block = [0]
     for place in range(1, len(widths)):
         if len(block) > 1 and _total([widths[each] for each in (*block, place)]) > room:
@@ -101,11 +101,11 @@ def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
 
 
 def param_names(spec: StudySpec, trials: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The parameters of a table of trials, in order: those of the search space, then others that trials have."""
+    """The parameters for a table of trials: those of the search space, then others that trials have."""
     drawn = (name for trial in trials for name in trial["params"])
     return list(dict.fromkeys((*spec.search_space, *drawn)))
 
 
 def param_cell(params: Mapping[str, Any], name: str) -> str:
-    """A trial's parameter; a dash where the trial has none of that name."""
+    """The cell of a trial's parameter; a dash if the trial does not have it."""
     return parameter(params[name], digits=4) if name in params else "-"

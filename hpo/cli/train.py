@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from hpo.trial.peers import Peers
 
 _DEFAULT_SEEDS: Final = (0, 1, 2)
-#: A single number above this is taken for a seed, not for a number of trainings.
+#: A single number above this is a seed, not a number of trainings.
 _MOST_SEEDS: Final = 100
-#: As `hpo.config.schema_types.MAX_EPOCHS` has it, whose import takes long.
+#: The same as `hpo.config.schema_types.MAX_EPOCHS`, whose import is slow.
 _MOST_EPOCHS: Final = 1_000_000
 _SEEDS_FIX: Final = "write a number of seeds, `5`, or the seeds themselves, `0,1,2`; `7,` is the seed 7 alone"
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """What is to be trained, as it was asked for."""
+    """The options that say what to train."""
 
     trial: str | None
     top_k: int | None
@@ -93,7 +93,7 @@ def train(
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     if spec.config.objective is not None:
         _refuse_for_a_function(choice)
-    # What people read goes to stderr when a program reads stdout.
+    # With --json, the lines for people go to stderr.
     with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
         result = _train(spec, choice)
     if json_:
@@ -103,7 +103,7 @@ def train(
 
 
 def _print(result: dict[str, Any]) -> None:
-    """Say what the training came to."""
+    """Print the result of a training."""
     if "ranking" in result:
         with read_by_others():
             print()
@@ -116,7 +116,7 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _refuse_for_a_function(choice: _Choice) -> None:
-    """Refuse what only the Trainer can do."""
+    """Refuse options that need the Trainer, for a study of a function."""
     given = {"--epochs": choice.epochs, "--seeds": choice.seeds, "--top-k": choice.top_k}
     for option, value in given.items():
         if value is not None:
@@ -160,7 +160,7 @@ def _checked(spec: StudySpec, choice: _Choice) -> None:
 
 
 def _refuse_unwritable(spec: StudySpec) -> None:
-    """Refuse to train where the result can't be written."""
+    """Refuse to train if the result can't be written."""
     from hpo.checks.filesystems import refused_writing
 
     problem = refused_writing(spec.output_dir / "final")
@@ -254,7 +254,7 @@ def _train_over_seeds(peers: Peers, starts: list[Start], choice: _Choice) -> dic
 
 
 def _named(starts: Sequence[Start], top_k: int | None) -> str:
-    """What is trained; and that it is less than was asked for, where it is."""
+    """A text on what is trained, with a remark if there are fewer trials than requested."""
     what = starts[0].name if len(starts) == 1 else f"the best {len(starts)} trials"
     fewer = top_k is not None and len(starts) < top_k
     return what + (f" ({top_k} were asked for: no other parameters have a rank)" if fewer else "")
@@ -262,14 +262,14 @@ def _named(starts: Sequence[Start], top_k: int | None) -> str:
 
 @contextlib.contextmanager
 def _resumable() -> Iterator[None]:
-    """Say after Ctrl-C, or where the reader of what is printed is gone, that the training resumes."""
+    """After Ctrl-C, or if the output's reader is gone, print that the same command resumes the training."""
     try:
         with flushed():
             yield
     except (KeyboardInterrupt, UnreadError) as error:
         print("\ninterrupted; the same command resumes it", file=sys.stderr)
         raise KeyboardInterrupt from error
-    except BrokenPipeError as error:  # click would take it for one of standard output, and say nothing
+    except BrokenPipeError as error:  # click would take it for standard output's, and end silently
         raise RuntimeError(f"a pipe of the study's own code broke: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""What the command line says of an option or argument whose value does not fit."""
+"""Rewrites the errors of options and arguments with invalid values: with the value and a fix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.core import TyperArgument, TyperCommand
 
 from hpo.config.paths import show, suggest_name
 
-#: By the kinds of pydantic, which reads the values: what is wrong, and the fix.
+#: The problem and the fix by pydantic's type of error; pydantic reads the values.
 _SAID: Final = {
     "int_parsing": ("must be a whole number", "write a whole number"),
     "int_from_float": ("must be a whole number", "write a whole number"),
@@ -24,7 +24,7 @@ _CHOICES: Final = re.compile(r"is not one of (.+)")
 
 
 class Command(TyperCommand):
-    """A command that says of a value that does not fit what the value is, and what to write."""
+    """A command whose errors about invalid values name the value and a fix."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; typer's errors get the value and a fix."""
@@ -36,7 +36,7 @@ class Command(TyperCommand):
             raise
 
     def _refuse_negative(self, ctx: Any, args: list[str]) -> None:
-        """Refuse a negative number where an argument is a number: it would be taken for an option."""
+        """Refuse a negative number for an argument that is a number: it would be read as an option."""
         numbers = [each for each in self.params if isinstance(each, TyperArgument) and each.min is not None]
         if numbers and (typed := next(filter(_NEGATIVE.fullmatch, args), None)):
             message = f"must be at least {numbers[0].min}\n  value: {typed}\n  fix: write {numbers[0].min} or more"
@@ -44,7 +44,7 @@ class Command(TyperCommand):
 
 
 def _explained(error: typer.BadParameter) -> str:
-    """The message with the value and the fix, where pydantic says what is wrong."""
+    """The error's message, with the value and a fix if pydantic names the problem."""
     items: list[Any] = getattr(error.__cause__, "errors", list)()
     if not items:
         return error.message

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _Idle = Annotated[
     str, typer.Option("--leave-when-idle", metavar="60s", help="Leave after this time without a trial to take.")
 ]
-# Given by a driver; a person has no use for it.
+# For drivers only, so it is not shown in the help.
 _StopSeen = Annotated[str | None, typer.Option("--stop-seen", hidden=True)]
 
 
@@ -76,7 +76,7 @@ def worker(
         raise typer.Exit(LEFT_EARLY)
 
 
-#: Why an agent has left, by its ending.
+#: Texts on why an agent has left, by its ending.
 _WHY = {
     "done": "all its trials have ended",
     "goal": "it has reached its goal",

@@ -1,1 +1,1 @@
-"""A study file around code that is there already: `hpo init --from`."""
+"""Drafts a study file for existing code: `hpo init --from`."""

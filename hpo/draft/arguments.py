@@ -1,7 +1,7 @@
-"""The arguments of a model or a training function, and what of them a search would try.
+"""Suggests values and search ranges for the arguments of a model or a training function.
 
-What an argument is, its name and default say: a width, a depth, a share that is dropped. A name that says nothing
-is left alone in a model, and a positive number of a training function is searched around its default.
+An argument's name and default decide what it is: a width, a depth, a dropout rate. An argument with an unknown
+name is left alone in a model; in a training function, a positive number is searched around its default.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 Entry = dict[str, Any]
-#: What of the data an argument follows: the size of an input, of an output, the tokens, the length of a sequence.
+#: The property of the data that an argument follows: the size of an input or output, the tokens, the length.
 Role = Literal["channels", "inputs", "outputs", "tokens", "length"]
 
-#: The value of an argument that has to be written by a person.
+#: The value of an argument that a person must fill in.
 FILL_IN: Final = "???"
 
 _INPUTS: Final = r"(in|input|n_in|num_in)_(features|dim|dims|size|width|units)|(n|num)_(features|inputs)"
@@ -44,7 +44,7 @@ _EPOCHS: Final = frozenset({"epochs", "n_epochs", "num_epochs", "max_epochs", "n
 _NAMES_OF_ACTIVATIONS: Final = ("relu", "gelu", "silu", "tanh", "elu")
 _HEADS: Final = (1, 2, 4, 8, 16)
 _LARGE: Final = 4
-#: Defaults of arguments that have none and say by their name what they are.
+#: The values by kind for arguments without a default.
 _USUAL: Final = {
     "width": 64,
     "depth": 2,
@@ -63,12 +63,12 @@ class Argument:
 
     Attributes:
         name: Its name.
-        value: What the study file gives it; `FILL_IN` where a person has to; None: nothing, its default holds.
-        default: Its own default; None where it has none that a study file could hold.
-        required: It has no default.
-        entry: What of it is searched.
-        role: What of the data it follows.
-        note: Why it has the value, as a comment.
+        value: Its value in the study file; `FILL_IN` if a person must fill it in; None to keep the default.
+        default: Its own default; None without one that a study file can hold.
+        required: Whether it has no default.
+        entry: Its search-space entry; None if it is not searched.
+        role: The property of the data that it follows.
+        note: Why it has the value, as a comment in the file.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Argument:
 
     @property
     def is_epochs(self) -> bool:
-        """Whether it is the number of epochs of a training function."""
+        """Whether this is the number of epochs of a training function."""
         return self.name in _EPOCHS
 
 
@@ -95,16 +95,16 @@ class Arguments:
         return iter(self.by_name.values())
 
     def give(self, name: str, **changes: Any) -> None:
-        """Change what is known of one argument."""
+        """Change attributes of one argument."""
         self.by_name[name] = replace(self.by_name[name], **changes)
 
     def values(self, **others: Any) -> dict[str, Any]:
-        """The arguments of a call: what the study file gives, and others over it."""
+        """The arguments of a call: the values of the study file, replaced by `others`."""
         return {item.name: item.value for item in self if item.value is not None} | others
 
     @property
     def missing(self) -> list[str]:
-        """Names of those that a person has to write."""
+        """The names of the arguments that a person must fill in."""
         return [item.name for item in self if item.value == FILL_IN]
 
 
@@ -113,12 +113,12 @@ def arguments_of(target: Callable[..., Any], *, trains: bool, given: tuple[str, 
 
     Args:
         target: A class or function.
-        trains: It is a training function, all of whose plain arguments the study file names.
-        given: Parameters that are handed over by somebody else.
+        trains: The target is a training function, whose plain arguments are all written to the study file.
+        given: Parameters that hpo or other code passes.
     """
     try:
         parameters = inspect.signature(target).parameters.values()
-    except (ValueError, TypeError):  # of C
+    except (ValueError, TypeError):  # a target in C
         return Arguments()
     hints = _hints(target)
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -132,7 +132,7 @@ def arguments_of(target: Callable[..., Any], *, trains: bool, given: tuple[str, 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except (NameError, TypeError, AttributeError):  # written for a type checker only
+    except (NameError, TypeError, AttributeError):  # names that only type checkers import
         return {}
 
 
@@ -157,7 +157,7 @@ def _argument(parameter: inspect.Parameter, hint: Any, *, trains: bool) -> Argum
 def _is_plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
-    if isinstance(value, str):  # as an interpolation, or as a value that is missing, it would be read otherwise
+    if isinstance(value, str):  # not a text that would be read as an interpolation or a missing value
         return "${" not in value and value != FILL_IN
     return isinstance(value, bool | int)
 
@@ -176,7 +176,7 @@ def _usual(name: str) -> Any:
 
 
 def _kind(name: str, value: Any) -> str | None:
-    """What an argument is, by the words of its name, and its value where it has one."""
+    """The kind of an argument, by the words of its name, and by its value if it has one."""
     words = set(re.split(r"[_\d]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()))
     real = isinstance(value, int | float) and not isinstance(value, bool)
     whole = value is None or (real and isinstance(value, int) and value > 0)
@@ -221,7 +221,7 @@ def _whole(value: int, low: int, high: int) -> Entry:
 
 
 def _around(value: float, decades: int) -> Entry:
-    """From ``decades`` below the value's own to as many above it."""
+    """A logarithmic range from ``decades`` below the value's decade to as many above it."""
     low, high = 10.0 ** (math.floor(math.log10(value)) - decades), 10.0 ** (math.ceil(math.log10(value)) + decades)
     return {"type": "float", "low": float(f"{low:.0e}"), "high": float(f"{high:.0e}"), "log": True}
 
@@ -266,7 +266,7 @@ _ENTRIES: Final[dict[str | None, Callable[[Any], Entry | None]]] = {
 
 
 def _fit_heads(found: Arguments) -> None:
-    """Beside attention heads, widths that each of the tried numbers of heads divides."""
+    """With attention heads, search only widths and numbers of heads such that each number divides each width."""
     heads = next((item for item in found if item.entry and _kind(item.name, item.value) == "heads"), None)
     if heads is None:
         return

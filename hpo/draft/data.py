@@ -1,4 +1,4 @@
-"""What a data function returns: which sets, what a batch of it is, how many classes there are."""
+"""Examines what a data function returns: the sets, what a batch is, the number of classes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from hpo.errors import InputError
 from trainer.data.batches import has_items
 
-#: How the sets are made of what the function returns: as they are, by naming them, or by a split.
+#: How a study's sets are made of the function's result: used as they are, named, or split.
 Making = Literal["ready", "pair", "split", "arrays"]
 
 _BATCH: Final = 8
-#: Samples that are looked at for the classes of a data set whose targets do not lie in one tensor.
+#: How many samples are read to count classes, if the targets are not in one tensor.
 _LOOKED_AT: Final = 2000
 _FIX: Final = (
     "return a mapping {'train': dataset, 'val': dataset}, a pair (train, val), one Dataset, or "
@@ -30,20 +30,20 @@ _FIX: Final = (
 
 @dataclass(frozen=True)
 class Look:
-    """What the training data are.
+    """The properties of the training data.
 
     Attributes:
-        making: How the study's sets are made of what the function returns.
+        making: How the study's sets are made of the function's result.
         sets: How many sets a pair has: 2, or 3 with a test set.
-        loaders: They are ready DataLoaders, so that the batch size is theirs.
-        samples: Training samples; None where that is not known.
-        inputs: Inputs of a few samples, as a batch; None where a batch is no (inputs, targets).
+        loaders: Whether they are DataLoaders, which have their own batch size.
+        samples: The number of training samples; None if not known.
+        inputs: The inputs of a few samples, as a batch; None if a batch is not (inputs, targets).
         targets: Their targets.
-        classes: Classes among whole-number targets; None for others.
-        tokens: One more than the largest whole number among the inputs; None for others.
-        counted: Samples that classes and tokens were counted in.
-        binary: All targets are 0 or 1.
-        batch: What a batch is, where it is no (inputs, targets).
+        classes: The number of classes of whole-number targets; None for others.
+        tokens: The largest whole number among the inputs plus one; None for others.
+        counted: The number of samples in which classes and tokens were counted.
+        binary: Whether all targets are 0 or 1.
+        batch: A description of a batch that is not (inputs, targets).
     """
 
     making: Making
@@ -60,10 +60,10 @@ class Look:
 
 
 def look_at(made: object, target: str) -> Look:
-    """Look at what a data function, or the class of a data set, has made.
+    """Examine the result of a data function, or an object of a data set's class.
 
     Raises:
-        InputError: It is nothing that training data can be made of.
+        InputError: No training data can be made of it.
     """
     making, sets = _making(made)
     if making is None:
@@ -130,7 +130,7 @@ def _train(made: Any, making: Making) -> Any:
 
 
 def as_tensors(x: Any, y: Any) -> TensorDataset:
-    """Arrays as the study's own file makes a data set of them: see `hpo.draft.parts`."""
+    """A data set of arrays, made as the drafted module makes it, see `hpo.draft.parts`."""
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     x = x.float() if x.is_floating_point() else x
     return TensorDataset(x, y.float() if y.is_floating_point() else y.long())
@@ -153,7 +153,7 @@ def _batch(train: Any) -> Any:
 
 
 def _every_target(train: Any) -> Tensor | None:
-    """All targets, or those of the first samples, as one tensor; None where there is none of them."""
+    """All targets, or those of a sample, as one tensor; None if they can't be one."""
     if (tensors := _tensors(train)) is not None:
         return tensors[1]
     data = train.dataset if isinstance(train, DataLoader) else train
@@ -181,18 +181,18 @@ def _of_batches(loader: Any) -> Tensor:
 
 
 def _collates(train: Any) -> bool:
-    """Whether it is a loader that makes batches in a way of its own, so that its data set does not show them."""
+    """Whether this is a loader with its own `collate_fn`, so that its data set does not show what a batch is."""
     return isinstance(train, DataLoader) and train.collate_fn not in (default_collate, default_convert)
 
 
 def _tensors(train: Any) -> tuple[Tensor, ...] | None:
-    """All inputs and all targets, where they lie in a tensor each."""
+    """All inputs and all targets, if each is one tensor; else None."""
     data = train.dataset if isinstance(train, DataLoader) else train
     return data.tensors if isinstance(data, TensorDataset) and not _collates(train) else None
 
 
 def _spread(count: int) -> Sequence[int]:
-    """Positions over all of a data set, which may lie in the order of its classes."""
+    """Positions spread over a whole data set, which may be sorted by class."""
     return range(0, count, max(1, -(-count // _LOOKED_AT)))
 
 
@@ -223,5 +223,5 @@ def _described(made: object) -> str:
 
 
 def is_data_class(found: Callable[..., Any]) -> bool:
-    """Whether a target is the class of a data set."""
+    """Whether a target is a data set's class."""
     return inspect.isclass(found) and issubclass(found, Dataset)

@@ -1,4 +1,4 @@
-"""From the names of a person's model or training function, and data, to the texts of a study."""
+"""Drafts the files of a study from the names of a person's model or training function, and data."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from hpo.trial.named_in import draws_parameters
 from hpo.trial.training_code import SESSION, takes_session
 from trainer.error_text import error_text
 
-#: The options that name code.
+#: The options of `hpo init` that name code.
 FROM: Final = "--from"
 DATA: Final = "--data"
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """A study's files, and what their writer could not know.
+    """A study's drafted files, and what a person must add.
 
     Attributes:
-        texts: Text of each file.
-        missing: Dotted paths of what a person has to fill in, each with the reason.
-        notes: What else a person should know.
+        texts: The text of each file, by name.
+        missing: The dotted paths that a person must fill in, each with the reason.
+        notes: Further notes for the person.
     """
 
     texts: dict[str, str]
@@ -48,7 +48,7 @@ class Drafted:
 
 
 def draft_study(folder: Path, source: str, data: str | None, file: str, say: Callable[[str], None]) -> Drafted:
-    """Draft a study around code that is there.
+    """Draft a study for existing code.
 
     Args:
         folder: The study's folder, which imports start from.
@@ -59,7 +59,7 @@ def draft_study(folder: Path, source: str, data: str | None, file: str, say: Cal
         say: Called before each step that may take long.
 
     Raises:
-        InputError: Something named is not there, can't be imported, or is nothing that a study can use.
+        InputError: Named code does not exist, can't be imported, or can't be used in a study.
     """
     resolver = TargetResolver(folder)
     target, found = _named(resolver, source, FROM, say)
@@ -72,7 +72,7 @@ def draft_study(folder: Path, source: str, data: str | None, file: str, say: Cal
 
 
 def _named(resolver: TargetResolver, text: str, option: str, say: Callable[[str], None]) -> tuple[str, Any]:
-    """The import path of what ``module:Name`` or ``module.py:Name`` says, and what it names."""
+    """The import path for ``module:Name`` or ``module.py:Name``, and the object that it names."""
     module, _, name = text.partition(":")
     path = ".".join((_module(resolver.folder, module, option), *([name] if name else [])))
     if "." not in path:
@@ -88,7 +88,7 @@ def _named(resolver: TargetResolver, text: str, option: str, say: Callable[[str]
 
 
 def _module(folder: Path, text: str, option: str) -> str:
-    """The import path of a module that is written as such, or as a file, seen from the folder or from here."""
+    """The import path of a module, given as one or as a file relative to the folder or the current folder."""
     if not (text.endswith(".py") or "/" in text):
         return text
     root = _absolute(folder)
@@ -102,16 +102,16 @@ def _module(folder: Path, text: str, option: str) -> str:
 
 
 def _absolute(path: Path) -> Path:
-    return Path(os.path.normpath(path.absolute()))  # a link stays one: imports go by it
+    return Path(os.path.normpath(path.absolute()))  # links are kept, as imports use them
 
 
 def _is_function(found: Any) -> bool:
-    """Whether it is a function, or an object that is called like one."""
+    """Whether this is a function, or a callable object that is not a module of torch."""
     return callable(found) and not inspect.isclass(found) and not isinstance(found, nn.Module)
 
 
 def _trains(found: Any, data: str | None) -> bool:
-    """Whether it is a function that trains by itself, not one that makes a model."""
+    """Whether this is a function that trains by itself, rather than one that makes a model."""
     if not _is_function(found):
         return False
     returns = getattr(found, "__annotations__", {}).get("return")
@@ -143,7 +143,7 @@ def _refuse_no_model(found: Any, target: str) -> None:
 
 
 def _study_name(name: str) -> str:
-    """A study's name after one in code, which may have letters that it can't have."""
+    """A study's name from a name in code, without the characters that it can't have."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:MAX_NAME] or "study"
 
 
@@ -151,7 +151,7 @@ def _study_name(name: str) -> str:
 
 
 def _of_script(target: str, objective: Callable[..., Any], file: str) -> Drafted:
-    """An Optuna objective, which has its search space in its code."""
+    """Draft the study of an Optuna objective, which has its search space in its code."""
     if not takes_session(objective):
         fix = f"name the parameter `{SESSION}` by which it gets its trial"
         name = target.rpartition(".")[2]
@@ -227,7 +227,7 @@ def _of_model(
 def _data(
     resolver: TargetResolver, data: str | None, notes: list[str], say: Callable[[str], None]
 ) -> tuple[Look | None, str, tuple[str, ...]]:
-    """What the data are, their import path, and the arguments that they need."""
+    """The data's properties, their import path, and the arguments that they need."""
     if data is None:
         return None, "", ()
     path, found = _named(resolver, data, DATA, say)

@@ -1,4 +1,4 @@
-"""The loss that fits a model's outputs and its targets."""
+"""Chooses the loss that fits a model's outputs and the targets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Loss:
 
     Attributes:
         target: Its import path.
-        why: What it was chosen by, as a comment.
-        body: The line of a function of the study's own, where none of torch fits as it is.
-        imports: What of `torch.nn.functional` that line calls.
-        warning: What is odd about the model for this loss.
+        why: Why it was chosen, as a comment in the file.
+        body: The line of a function of the study's own, if no loss of torch fits directly.
+        imports: The functions of `torch.nn.functional` in that line.
+        warning: A doubt about the model with this loss.
     """
 
     target: str
@@ -33,12 +33,12 @@ class Loss:
 
 
 def loss_for(outputs: Any, look: Look, larger: Any = None) -> Loss | str:
-    """Choose a loss by targets and outputs; a text says why there is none.
+    """Choose a loss by targets and outputs, or return why there is none.
 
     Args:
-        outputs: What the model returns for ``look.inputs``.
-        look: The data.
-        larger: What it returns for inputs far from zero, by which a bound of the outputs shows; None: unknown.
+        outputs: The model's outputs for ``look.inputs``.
+        look: The data's properties.
+        larger: Its outputs for inputs far from zero, which show whether outputs are bounded; None: unknown.
     """
     targets = look.targets
     if not isinstance(outputs, Tensor):
@@ -110,7 +110,7 @@ def _squared(outputs: Tensor, targets: Tensor) -> Loss:
 
 
 def _same_but_for_ones(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether they differ by dimensions of size 1 only."""
+    """Whether the shapes differ only by dimensions of size 1."""
     return [size for size in outputs.shape[1:] if size > 1] == [size for size in targets.shape[1:] if size > 1]
 
 
@@ -119,5 +119,5 @@ def _shape(tensor: Tensor) -> str:
 
 
 def farther(inputs: Any) -> Any:
-    """Inputs far from zero, to see whether outputs have bounds; None for others than real numbers."""
+    """The inputs moved far from zero, to see whether outputs are bounded; None unless they are real numbers."""
     return inputs * _MULTIPLE if isinstance(inputs, Tensor) and inputs.is_floating_point() else None

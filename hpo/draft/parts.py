@@ -1,4 +1,4 @@
-"""The text of `study_parts.py`: what stands between a person's code and what a study expects of it."""
+"""Writes `study_parts.py`, which adapts a person's code to what a study expects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpo.draft.data import Look
 from hpo.draft.losses import Loss
 
 MODULE: Final = "study_parts"
-#: Names that the module may have itself.
+#: Names that the module defines or imports itself.
 _TAKEN: Final = frozenset({"load", "loss", "torch", "TensorDataset", "random_split", "train", "val", "test"})
 
 _HEAD: Final = '"""What study.yaml needs beside your own code; `hpo init` wrote it, and it is yours to change."""'
@@ -41,8 +41,8 @@ def parts_text(module: str, name: str, look: Look | None, loss: Loss | str) -> s
 
     Args:
         module: Import path of the module of the person's data function or data set.
-        name: What it is called there; with a dot where it is a part of something else.
-        look: What it returns.
+        name: Its name there, with dots if it is an attribute.
+        look: The properties of its result.
         loss: The loss.
     """
     made = "" if look is None or look.making == "ready" else _load(name, look)
@@ -63,7 +63,7 @@ def parts_text(module: str, name: str, look: Look | None, loss: Loss | str) -> s
 
 
 def _imported(name: str) -> str:
-    """The name by which the module has the person's function: its own functions and imports have theirs."""
+    """The name of the person's function in the module, which must differ from the module's own names."""
     return f"own_{name}" if name.partition(".")[0] in _TAKEN else name
 
 

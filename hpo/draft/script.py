@@ -1,4 +1,4 @@
-"""What an Optuna script says of its study: read in its source, for most of it stands under ``__main__``."""
+"""Reads the settings of a study from the source of an Optuna script, as they are usually under ``__main__``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _DIRECTIONS: Final = ("minimize", "maximize")
 
 @dataclass(frozen=True)
 class Script:
-    """What the source around an objective says.
+    """The settings of a study in the source around an objective.
 
     Attributes:
-        directions: Of each value that it returns; empty: it does not say.
-        n_trials: How many trials it asks for; None: it does not say.
-        timeout: Seconds that it searches; None: it does not say.
+        directions: The direction of each value that the objective returns; empty if not given.
+        n_trials: The number of trials; None if not given.
+        timeout: The time limit in seconds; None if not given.
     """
 
     directions: tuple[str, ...] = ()
@@ -31,11 +31,11 @@ class Script:
 
 
 def script_of(function: Callable[..., Any]) -> Script:
-    """What the file of an objective says; nothing where it can't be read, or says different things."""
+    """The settings in an objective's file; empty if it can't be read, or has several different ones."""
     try:
         code = inspect.unwrap(function) if inspect.isroutine(function) else type(function)
         tree = ast.parse(source_of(Path(inspect.getfile(code))))
-    except (OSError, TypeError, SyntaxError, ValueError):  # it comes from no file of Python's
+    except (OSError, TypeError, SyntaxError, ValueError):  # it is not from a Python file
         return Script()
     directions = {_directions(call) for call in _calls(tree, "create_study")}
     trials = {_number(call, "n_trials", 1) for call in _calls(tree, "optimize")}
@@ -55,7 +55,7 @@ def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
 
 
 def _directions(call: ast.Call) -> tuple[str, ...]:
-    """What a `create_study` is given; Optuna minimizes where that is nothing."""
+    """The directions of a `create_study` call; Optuna minimizes by default."""
     given = {item.arg: item.value for item in call.keywords}
     if None in given:  # **options
         return ()
@@ -69,13 +69,13 @@ def _directions(call: ast.Call) -> tuple[str, ...]:
 
 
 def _direction(node: ast.expr) -> str:
-    """``"maximize"`` and ``StudyDirection.MAXIMIZE`` alike; empty where it is computed."""
+    """The direction of ``"maximize"`` or ``StudyDirection.MAXIMIZE``; empty if it is computed."""
     said = node.value if isinstance(node, ast.Constant) else getattr(node, "attr", "")
     return said.lower() if isinstance(said, str) and said.lower() in _DIRECTIONS else ""
 
 
 def _number(call: ast.Call, name: str, position: int) -> float | None:
-    """A positive argument of `optimize`, also one such as ``2 * 3600``; None where it is computed otherwise."""
+    """A positive argument of `optimize`, which may be ``2 * 3600``; None if it is computed in another way."""
     given = {item.arg: item.value for item in call.keywords}
     said = _product(given.get(name, call.args[position] if len(call.args) > position else None))
     return said if said is not None and said > 0 else None

@@ -1,4 +1,4 @@
-"""The text of a drafted study file: what stands in it, with a comment where a person would ask."""
+"""Writes the text of a drafted study file, with comments on what a person may wonder about."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hpo.trial.training_code import SESSION
 _TRIALS: Final = 20
 _EPOCHS: Final = 20
 _BATCHES: Final = (16, 32, 64)
-#: Numbers below are written with an exponent.
+#: Numbers below this are written with an exponent.
 _SMALL: Final = 0.01
-#: Training samples from which on larger batches are tried.
+#: From this many training samples on, larger batches are tried.
 _MANY: Final = 2000
 _HEAD: Final = (
     "# yaml-language-server: $schema=study.schema.json\n"
@@ -31,19 +31,19 @@ _HEAD: Final = (
 
 @dataclass(frozen=True)
 class Draft:
-    """What a study file is written of.
+    """The contents of a drafted study file.
 
     Attributes:
-        name: The study's.
+        name: The study's name.
         file: The study file's name.
-        target: Import path of the model or the training function.
+        target: The import path of the model or the training function.
         arguments: Its arguments.
-        session: The training function takes its trial's session.
-        script: What the script of an Optuna objective says; None where it is no such function.
-        data: Import path of the study's data; empty: unknown.
-        named: Import path that the person gave for the data.
-        data_arguments: Arguments of the data that a person has to write.
-        look: The data; None where they were not seen.
+        session: Whether the training function takes its trial's session.
+        script: The settings in an Optuna objective's script; None for other functions.
+        data: The import path of the study's data; empty if unknown.
+        named: The import path that the person gave for the data.
+        data_arguments: The arguments of the data that a person must fill in.
+        look: The data's properties; None if the data was not loaded.
         loss: The loss, or why there is none; None for a training function.
     """
 
@@ -61,12 +61,12 @@ class Draft:
 
     @property
     def trains(self) -> bool:
-        """Whether it is of a training function."""
+        """Whether the study is of a training function."""
         return self.loss is None
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Batch sizes to try, the middle one to begin with; none where the data come in batches."""
+        """The batch sizes to try, with the default in the middle; empty if the data is already in batches."""
         if self.look is None or self.look.loaders:
             return ()
         many = (self.look.samples or 0) >= _MANY
@@ -74,7 +74,7 @@ class Draft:
 
 
 def study_text(draft: Draft) -> str:
-    """The study file."""
+    """The text of the study file."""
     head = _HEAD.format(file=draft.file)
     if draft.script is not None:
         return "\n".join([head, *_script(draft, draft.script), *_function(draft)])
@@ -199,7 +199,7 @@ def _flow_value(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A plain value as YAML has it, on one line; small numbers with their power of ten."""
+    """A plain value as YAML on one line; small numbers have an exponent."""
     if isinstance(value, float) and 0 < abs(value) < _SMALL:
         digits, _, power = f"{value:e}".partition("e")
         return f"{float(digits):g}e{int(power)}"

@@ -1,4 +1,4 @@
-"""Builds a model with what is suggested for its arguments, sends a batch through, and keeps what works."""
+"""Builds a model with suggested arguments, sends a batch through it, and keeps the values that work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpo.draft.losses import Loss, farther, loss_for
 from trainer.error_text import error_text
 
 _COMBINATIONS: Final = 64
-#: Seconds of trying out values, after which the rest is left to `hpo check`.
+#: The time limit in seconds for trying values; `hpo check` finds the rest.
 _PATIENCE: Final = 10.0
 
 
@@ -28,7 +28,7 @@ class Fit:
 
     Attributes:
         loss: The loss for it, or why there is none.
-        notes: What a person should know.
+        notes: Notes for the person.
     """
 
     loss: Loss | str
@@ -36,12 +36,12 @@ class Fit:
 
 
 def fit_to_data(build: Callable[..., nn.Module], arguments: Arguments, look: Look | None) -> Fit:
-    """Give the arguments that follow the data their values, and take away searched values that do not work.
+    """Set the arguments that follow the data, and remove searched values that do not work.
 
     Args:
-        build: Makes the model.
-        arguments: Its arguments; changed.
-        look: The data; None where they are not known.
+        build: Builds the model.
+        arguments: Its arguments, changed in place.
+        look: The data's properties; None if not known.
     """
     following = [item for item in arguments if item.role is not None]
     if look is None or look.inputs is None:
@@ -100,7 +100,7 @@ def _outputs(build: Callable[..., nn.Module], values: dict[str, Any], look: Look
 
 
 def _candidates(item: Argument, look: Look) -> list[Any]:
-    """Values of an argument that follows the data, the likeliest first; its own default among them."""
+    """The values to try for an argument that follows the data, the likeliest first; None is its own default."""
     known: list[Any] = list(dict.fromkeys(value for value in _of_data(item, look) if value))
     if item.required:
         return known or [FILL_IN]
@@ -124,7 +124,7 @@ def _of_data(item: Argument, look: Look) -> list[int | None]:
 
 
 def _without_failing(build: Callable[..., nn.Module], arguments: Arguments, look: Look) -> list[str]:
-    """Try each searched argument at its ends or choices; what fails is taken away, and said."""
+    """Try each searched argument at its ends or choices; remove values that fail, and return notes about them."""
     notes, end = [], time.monotonic() + _PATIENCE
     for item in [item for item in arguments if item.entry]:
         entry = dict(item.entry or {})
@@ -135,7 +135,7 @@ def _without_failing(build: Callable[..., nn.Module], arguments: Arguments, look
             continue
         left = [value for value in entry.get("choices", ()) if value not in failing]
         arguments.give(item.name, entry={**entry, "choices": left} if len(left) > 1 else None)
-        if not isinstance(failing[0], str):  # names of activations are guesses
+        if not isinstance(failing[0], str):  # no note on activations: their names are guesses
             notes.append(
                 f"not searched, since the model fails with it: {item.name}={', '.join(map(str, failing))}"
             )
