@@ -26,7 +26,7 @@ from hpo.storage import ledger
 from hpo.storage.ledger import Attempt
 from hpo.storage.lineage import epochs_trained as epochs_of_its_own
 from hpo.storage.lineage import forked_from
-from hpo.storage.recovery import LOST
+from hpo.storage.settling import LOST
 from hpo.study.open_study import load_study
 from hpo.study.outcome import outcome_of
 from tests.acceptance.chaos.audit import audit

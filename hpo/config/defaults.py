@@ -4,7 +4,8 @@ from typing import Any, Final
 
 from hpo.config.marks import Marks
 from hpo.config.paths import copy_plain
-from hpo.config.schema import LoaderSection, TrainerSection
+from hpo.config.schema import TrainerSection
+from hpo.config.schema_loader import LoaderSection
 from hpo.config.schema_run import ResourcesSection, RunSection
 from hpo.config.schema_study import (
     AUTO,

@@ -21,7 +21,8 @@ from hpo.config.interpolation import escaped
 from hpo.config.marks import COMMAND_LINE, Marks
 from hpo.config.overrides import apply_override
 from hpo.config.paths import Keys, PathError, assign, copy_plain, lookup, same, split_path
-from hpo.config.schema import LoaderSection, StudyFile, TrainerSection
+from hpo.config.schema import StudyFile, TrainerSection
+from hpo.config.schema_loader import LoaderSection
 from hpo.config.schema_run import RunSection
 from hpo.config.schema_space import CategoricalParam, ParamSpec, label
 from hpo.config.schema_study import StudySection

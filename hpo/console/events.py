@@ -49,7 +49,7 @@ from hpo.console.output import BestEffort
 from hpo.errors import StudyError
 from hpo.execution.messages import AgentNews, EpochsEnded, Extended, Failed, Heard, Notice, Placed, Started
 from hpo.storage.engines import display_url
-from hpo.storage.recovery import Settled
+from hpo.storage.settling import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.status import study_status

@@ -21,7 +21,7 @@ from hpo.search.samplers import ExhaustiveSampler
 from hpo.storage.engines import display_url
 from hpo.storage.grants import granted_after
 from hpo.storage.pausing import PAUSED
-from hpo.storage.recovery import Settled
+from hpo.storage.settling import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import best_in_words, study_status
 from hpo.trial.report import TrialReport

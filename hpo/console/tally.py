@@ -16,7 +16,7 @@ from hpo.execution.messages import AgentNews, EpochsEnded, Extended, Failed, Hea
 from hpo.storage.grants import inherited_by
 from hpo.storage.machine import host_name
 from hpo.storage.outage import DatabaseAwayError
-from hpo.storage.recovery import Settled
+from hpo.storage.settling import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport

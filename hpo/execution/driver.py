@@ -26,7 +26,7 @@ from hpo.signals import Signals, at_terminal, heard
 from hpo.storage.agents import stop_request
 from hpo.storage.attributes import DEADLINE_ATTR
 from hpo.storage.outage import DatabaseAwayError
-from hpo.storage.recovery import LOST, STOPPED, Settled, Verdict
+from hpo.storage.settling import LOST, STOPPED, Settled, Verdict
 from hpo.study.open_study import OpenStudy
 from hpo.trial.report import TrialReport
 

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from hpo.errors import StudyError, for_the_disk
 from hpo.execution.messages import Failed, Message
-from hpo.storage.recovery import LOST, Settled, Verdict
+from hpo.storage.settling import LOST, Settled, Verdict
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import STATE_OF, Outcome
 from hpo.trial.report import TrialReport

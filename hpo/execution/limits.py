@@ -11,7 +11,7 @@ from typing import Final
 from hpo.config.schema_run import RunSection
 from hpo.execution.engines.engine import LEFT_EARLY
 from hpo.execution.memory import memory_of
-from hpo.storage.recovery import Verdict
+from hpo.storage.settling import Verdict
 from hpo.study.outcome import Outcome
 from hpo.wording import gib
 

@@ -15,7 +15,7 @@ from hpo.config.spec import StudySpec
 from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage.grants import Granted
 from hpo.storage.ledger import Lease
-from hpo.storage.recovery import Settled, Verdict
+from hpo.storage.settling import Settled, Verdict
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
 

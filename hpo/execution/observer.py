@@ -17,7 +17,7 @@ from hpo.storage.grants import grants_of
 from hpo.storage.ledger import Attempt, Lease
 from hpo.storage.lineage import epochs_reached, inherited_epochs
 from hpo.storage.pausing import pruned_at_end
-from hpo.storage.recovery import LOST, STOPPED, Settled
+from hpo.storage.settling import LOST, STOPPED, Settled
 from hpo.storage.trial_rows import TrialRow
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of, unclaimed

@@ -9,7 +9,7 @@ from hpo.execution.launchers.launcher import Worker, WorkerEnded
 from hpo.execution.limits import Limits
 from hpo.execution.messages import End, EpochsEnded, Extended, Leaving, Message, Ready, Started, Warned
 from hpo.storage.ledger import Lease
-from hpo.storage.recovery import LOST, STOPPED, Verdict
+from hpo.storage.settling import LOST, STOPPED, Verdict
 
 _AT_ONCE = Verdict(STOPPED, "its worker was stopped immediately")
 

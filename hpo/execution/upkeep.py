@@ -16,15 +16,8 @@ from hpo.execution.registered import Registered
 from hpo.storage import agents, ledger
 from hpo.storage.budget import Budgets
 from hpo.storage.outage import DatabaseAwayError, DatabaseError
-from hpo.storage.recovery import (
-    Settled,
-    Sightings,
-    StopNote,
-    Verdict,
-    holds_a_trial,
-    settle_agent,
-    settle_process,
-)
+from hpo.storage.recovery import Sightings, holds_a_trial, settle_agent, settle_process
+from hpo.storage.settling import Settled, StopNote, Verdict
 from hpo.storage.study_end import prune_paused, read_budgets
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.agents import end_dead_agents

@@ -7,94 +7,21 @@ for dead and wakes up finds its attempt ended, and can no longer write anything.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Final, cast
-
-import sqlalchemy as sa
-from optuna.trial import TrialState
+from collections.abc import Collection, Sequence
+from typing import Final, cast
 
 from hpo.storage import agents, ledger, machine
 from hpo.storage.agents import AllowedSilence
-from hpo.storage.attributes import (
-    BUDGET_ATTR,
-    OUTCOME_ATTR,
-    REASON_ATTR,
-    RETRIED_ATTR,
-    TRACEBACK_ATTR,
-    WORKER_ATTR,
-)
-from hpo.storage.optuna_private import TRIAL_USER_ATTRS, models, set_user_attr
+from hpo.storage.attributes import BUDGET_ATTR
 from hpo.storage.outage import patient
-from hpo.storage.pausing import lock_paused
+from hpo.storage.settling import GONE, Hear, Settled, StopNote, Verdict, no_note, not_heard, settle_all
 from hpo.storage.study_storage import StudyStorage
-
-if TYPE_CHECKING:
-    from sqlalchemy import orm
 
 #: A process that looks only once watches for 1/2 of the grace, in which a living worker beats three times.
 _WATCHED_SHARE: Final = 2
 #: Seconds between two looks while watching.
 _WATCH_PAUSE: Final = 1.0
-LOST: Final = "lost"
-STOPPED: Final = "stopped"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What is stored about an attempt that its owner can't end itself.
-
-    Attributes:
-        outcome: ``lost`` counts against ``max_retries``; ``stopped`` (we ended the process ourselves) does not;
-            with ``final``, the trial's outcome.
-        reason: Why, for people.
-        final: The trial fails, however many retries are left.
-    """
-
-    outcome: str
-    reason: str
-    final: bool = False
-
-
-GONE: Final = Verdict(LOST, "its process is gone")
-
-
-#: Called with a trial's number and an attempt; see `hpo.study.folders.stop_note`.
-StopNote = Callable[[int, int], str | None]
-
-
-def _no_note(_number: int, _attempt: int) -> None:
-    return None
-
-
-@dataclass(frozen=True)
-class Settled:
-    """A trial that was taken back from its owner, or pruned at the study's end because it was paused.
-
-    Attributes:
-        number: The trial.
-        attempt: The attempt that ended; 0 if the trial had no lease.
-        state: WAITING to resume, FAIL, or PRUNED for one that was paused.
-        outcome: The attempt's outcome; for a failed trial, the trial's.
-        reason: Why, for people.
-    """
-
-    number: int
-    attempt: int
-    state: TrialState
-    outcome: str
-    reason: str
-
-
-#: Called with each trial as soon as it is settled: the database may go away before the next one is.
-Hear = Callable[[Settled], None]
-
-
-def _not_heard(_settled: Settled) -> None:
-    return
 
 
 class Sightings:
@@ -125,9 +52,9 @@ def requeue_dead(
     grace: float = 60.0,
     max_retries: int = 3,
     sightings: Sightings | None = None,
-    stop_note: StopNote = _no_note,
+    stop_note: StopNote = no_note,
     spare: Collection[int] = (),
-    heard: Hear = _not_heard,
+    heard: Hear = not_heard,
     dry_run: bool = False,
 ) -> list[Settled]:
     """Take back every RUNNING trial whose owner is dead.
@@ -154,7 +81,7 @@ def requeue_dead(
         if dry_run:
             settled.clear()  # an earlier try has done nothing
         for each in _dead(storage, study_id, grace, sightings, spare):
-            settled.extend(_settle_all(storage, [each], GONE, max_retries, stop_note, heard, dry_run=dry_run))
+            settled.extend(settle_all(storage, [each], GONE, max_retries, stop_note, heard, dry_run=dry_run))
 
     storage.patience.run(take_back)
     return settled
@@ -243,8 +170,8 @@ def settle_process(
     verdict: Verdict,
     *,
     max_retries: int = 3,
-    stop_note: StopNote = _no_note,
-    heard: Hear = _not_heard,
+    stop_note: StopNote = no_note,
+    heard: Hear = not_heard,
 ) -> list[Settled]:
     """Settle the trials that a process of this host held; the caller has seen that it is gone.
 
@@ -262,7 +189,7 @@ def settle_process(
     # and is not taken. So repeat until nothing is held.
     start, held = _held_by(storage, study_id, pid, 0.0)
     while held:
-        settled += _settle_all(storage, held, verdict, max_retries, stop_note, heard)
+        settled += settle_all(storage, held, verdict, max_retries, stop_note, heard)
         start, held = _held_by(storage, study_id, pid, start)
     return settled
 
@@ -275,8 +202,8 @@ def settle_agent(
     verdict: Verdict,
     *,
     max_retries: int = 3,
-    stop_note: StopNote = _no_note,
-    heard: Hear = _not_heard,
+    stop_note: StopNote = no_note,
+    heard: Hear = not_heard,
 ) -> list[Settled]:
     """Settle the trials that an agent's workers held, on any machine; its engine has lost or killed the agent.
 
@@ -297,7 +224,7 @@ def settle_agent(
         running = ledger.running_trials(conn, study_id)
     held = {trial.lease[:2] for trial in running if trial.lease is not None and trial.lease.agent in ids}
     while left := [trial for trial in running if trial.lease is not None and trial.lease[:2] in held]:
-        settled += _settle_all(storage, left, verdict, max_retries, stop_note, heard)
+        settled += settle_all(storage, left, verdict, max_retries, stop_note, heard)
         with storage.engine.connect() as conn:  # leases that have beaten in between were not taken
             running = ledger.running_trials(conn, study_id)
     return settled
@@ -330,102 +257,3 @@ def _held_by(
         return since, []
     held = {lease for lease in owners if lease.start_time == latest and lease.owner_is_alive() is not True}
     return latest, [trial for trial in running if trial.lease in held]
-
-
-def _settle_all(
-    storage: StudyStorage,
-    trials: Iterable[ledger.RunningTrial],
-    verdict: Verdict,
-    max_retries: int,
-    stop_note: StopNote,
-    heard: Hear,
-    *,
-    dry_run: bool = False,
-) -> list[Settled]:
-    done: list[Settled] = []
-    for trial in trials:
-        settled = _settle(storage, trial, _noted(trial, verdict, stop_note), max_retries, dry_run=dry_run)
-        if settled is not None:
-            done.append(settled)
-            heard(settled)
-    return done
-
-
-def _noted(running: ledger.RunningTrial, verdict: Verdict, stop_note: StopNote) -> Verdict:
-    """The verdict on an attempt; for a lost one that has left a note saying why, that note."""
-    if verdict.outcome != LOST or running.lease is None:
-        return verdict
-    note = stop_note(running.number, running.lease.attempt)
-    return verdict if note is None else Verdict(STOPPED, note)
-
-
-def _settle(
-    storage: StudyStorage,
-    running: ledger.RunningTrial,
-    verdict: Verdict,
-    max_retries: int,
-    *,
-    dry_run: bool = False,
-) -> Settled | None:
-    """Take back one trial from its owner; None if its lease has changed since it was read."""
-    with storage.transaction() as session:
-        # The lease first, then the trial, as an owner's writes lock them.
-        if running.lease is not None and not ledger.lock_unchanged(session, running.lease):
-            return None
-        trial = models.TrialModel.find_or_raise_by_id(running.trial_id, session, for_update=True)
-        history = ledger.attempts_of_trial(session, running.trial_id)
-        if trial.state != TrialState.RUNNING or lock_paused(session, running.trial_id):
-            return None  # another process was faster
-        if running.lease is None and any(attempt.ended_at is None for attempt in history):
-            return None
-        settled = _judge(running, history, verdict, max_retries, forgiven=_forgiven(session, trial))
-        if dry_run:
-            return settled
-        if running.lease is not None:
-            ledger.end(session, running.trial_id, settled.attempt, verdict.outcome, verdict.reason)
-        if settled.state == TrialState.WAITING:
-            trial.state = TrialState.WAITING
-        else:
-            _fail(storage, session, trial, {OUTCOME_ATTR: settled.outcome, REASON_ATTR: settled.reason})
-        return settled
-
-
-def _judge(
-    running: ledger.RunningTrial,
-    history: Iterable[ledger.Attempt],
-    verdict: Verdict,
-    max_retries: int,
-    *,
-    forgiven: int,
-) -> Settled:
-    """Decide what becomes of a trial whose owner is gone, given its attempts so far."""
-    attempt = 0 if running.lease is None else running.lease.attempt
-    deaths = sum(each.outcome == LOST and each.attempt > forgiven for each in history) + (verdict.outcome == LOST)
-    if verdict.final:
-        return Settled(running.number, attempt, TrialState.FAIL, verdict.outcome, verdict.reason)
-    if verdict.outcome == LOST and deaths > max_retries:  # not if STOPPED: max_retries may have been lowered since
-        reason = f"its worker died {deaths} times, the last time: {verdict.reason}"
-        return Settled(running.number, attempt, TrialState.FAIL, verdict.outcome, reason)
-    return Settled(running.number, attempt, TrialState.WAITING, verdict.outcome, verdict.reason)
-
-
-def _forgiven(session: orm.Session, trial: models.TrialModel) -> int:
-    """The last attempt that does not count against the retries; 0 if all count."""
-    attr = models.TrialUserAttributeModel.find_by_trial_and_key(trial, RETRIED_ATTR, session)
-    return 0 if attr is None else int(json.loads(cast("str", attr.value_json)))
-
-
-def _fail(storage: StudyStorage, session: orm.Session, trial: models.TrialModel, attrs: dict[str, str]) -> None:
-    trial_id = cast("int", trial.trial_id)
-    forget_failure(session, trial_id)
-    for key, value in attrs.items():
-        set_user_attr(storage, session, trial_id, key, value)
-    trial.state = TrialState.FAIL
-    trial.datetime_complete = datetime.now()
-
-
-def forget_failure(session: orm.Session, trial_id: int) -> None:
-    """Delete the attributes about its failure that an earlier attempt has left on a trial."""
-    attrs = TRIAL_USER_ATTRS
-    failure = attrs.c.key.in_([OUTCOME_ATTR, REASON_ATTR, TRACEBACK_ATTR, WORKER_ATTR])
-    session.execute(sa.delete(attrs).where(attrs.c.trial_id == trial_id, failure))

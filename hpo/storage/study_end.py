@@ -19,7 +19,7 @@ from hpo.storage.optuna_private import TRIALS, VALUES
 from hpo.storage.outage import patient
 from hpo.storage.paused_end import prune_paused_trial
 from hpo.storage.pausing import IS_PAUSED
-from hpo.storage.recovery import Settled
+from hpo.storage.settling import Settled
 from hpo.storage.study_storage import StudyStorage
 from hpo.wording import paused_at_end
 

@@ -35,8 +35,9 @@ from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
 from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import id_of_study, storage_of, user_attrs_of
-from hpo.storage.recovery import Settled, Sightings, requeue_dead
+from hpo.storage.recovery import Sightings, requeue_dead
 from hpo.storage.schema import PlainStudyError
+from hpo.storage.settling import Settled
 from hpo.storage.study_end import set_budgets
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code

@@ -28,7 +28,7 @@ from hpo.storage.grants import note_retry
 from hpo.storage.optuna_private import VALUES, id_of_trial, models, set_user_attr
 from hpo.storage.outage import patient
 from hpo.storage.pausing import PAUSED
-from hpo.storage.recovery import forget_failure
+from hpo.storage.settling import forget_failure
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.goals import goal_reached
 from hpo.study.outcome import Outcome, outcome_of

@@ -22,7 +22,7 @@ from hpo.storage.cache import StudyCache
 from hpo.storage.grants import Extend, granted_until
 from hpo.storage.lineage import inherited_epochs
 from hpo.storage.optuna_private import id_of_trial, known_of, reports_of
-from hpo.storage.recovery import LOST
+from hpo.storage.settling import LOST
 
 #: Seconds within which `GatheredReports` stores a value.
 _LATEST: Final = 0.25

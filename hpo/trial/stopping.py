@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpo.errors import LeaseLostError
 from hpo.storage.ledger import Lease
-from hpo.storage.recovery import Verdict
+from hpo.storage.settling import Verdict
 
 
 class StopRequest:

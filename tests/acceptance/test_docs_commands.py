@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hpo.cli.app import app
-from hpo.config.schema import LoaderSection, TrainerSection
+from hpo.config.schema import TrainerSection
+from hpo.config.schema_loader import LoaderSection
 from hpo.config.schema_run import RunSection
 from hpo.config.schema_study import StudySection
 from tests.support.commands import hpo

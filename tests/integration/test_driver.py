@@ -45,7 +45,7 @@ from hpo.storage import agents
 from hpo.storage.agents import Joining
 from hpo.storage.ledger import Lease, Owner
 from hpo.storage.outage import DatabaseAwayError
-from hpo.storage.recovery import Settled
+from hpo.storage.settling import Settled
 from hpo.study.agents import ask_all_to_leave
 from hpo.study.open_study import OpenStudy
 from hpo.study.taking import claimable

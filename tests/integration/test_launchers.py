@@ -28,7 +28,8 @@ from hpo.execution.supervisor import Ending, Supervisor
 from hpo.storage import machine
 from hpo.storage.ledger import Attempt
 from hpo.storage.machine import process_start
-from hpo.storage.recovery import LOST, Sightings, Verdict, requeue_dead, settle_process
+from hpo.storage.recovery import Sightings, requeue_dead, settle_process
+from hpo.storage.settling import LOST, Verdict
 from hpo.study.folders import worker_logs
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome

@@ -16,7 +16,7 @@ from hpo.execution.launchers.local import LocalLauncher
 from hpo.execution.supervisor import Ending, Supervisor
 from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage.attributes import PAUSE_AT_ATTR
-from hpo.storage.recovery import Settled
+from hpo.storage.settling import Settled
 from hpo.study.folders import attempt_folders, worker_logs
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import outcome_of

@@ -32,7 +32,7 @@ from hpo.execution.upkeep import Upkeep
 from hpo.execution.worker import _check_preload
 from hpo.storage.ledger import Owner
 from hpo.storage.outage import DatabaseError
-from hpo.storage.recovery import Settled
+from hpo.storage.settling import Settled
 from hpo.study.folders import worker_logs
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome

@@ -18,7 +18,8 @@ from typer.main import get_command
 import hpo
 import trainer
 from hpo.cli.app import app
-from hpo.config.schema import LoaderSection, StudyFile, TrainerSection
+from hpo.config.schema import StudyFile, TrainerSection
+from hpo.config.schema_loader import LoaderSection
 from hpo.config.schema_study import StudySection
 from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS

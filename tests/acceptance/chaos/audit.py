@@ -34,7 +34,7 @@ from hpo.storage.grants import granted_until, grants_of
 from hpo.storage.ledger import Attempt
 from hpo.storage.lineage import epochs_reached, forked_from, inherited_epochs
 from hpo.storage.pausing import PAUSED
-from hpo.storage.recovery import LOST
+from hpo.storage.settling import LOST
 from hpo.study.folders import attempt_folders, trial_folder
 from hpo.study.lineage import Stage, lineage_of
 from hpo.study.open_study import OpenStudy, load_study

@@ -14,7 +14,8 @@ import yaml
 
 from hpo.config.identity import identity, stored_identity
 from hpo.config.paths import assign, copy_plain, diff_configs, join_path, lookup, split_path
-from hpo.config.schema import LoaderSection, StudyFile, known_keys, model_of
+from hpo.config.schema import StudyFile, known_keys, model_of
+from hpo.config.schema_loader import LoaderSection
 from hpo.config.schema_types import MAY_CHANGE
 from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import InputError

@@ -22,7 +22,7 @@ from hpo.execution.messages import EpochsEnded, Extended, Started
 from hpo.storage.attributes import FORK_ATTR, GRANTS_ATTR
 from hpo.storage.grants import Grant, Granted
 from hpo.storage.ledger import Lease
-from hpo.storage.recovery import Settled
+from hpo.storage.settling import Settled
 from hpo.storage.study_end import prune_paused
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome

@@ -20,7 +20,7 @@ from hpo.execution.pulse import BEAT, DECIDING, PROCESS, PULSE_LENGTH, held_by, 
 from hpo.execution.pulse import Held as Shown
 from hpo.execution.supervised import Running, Supervised
 from hpo.storage.ledger import Lease
-from hpo.storage.recovery import LOST, STOPPED, Verdict
+from hpo.storage.settling import LOST, STOPPED, Verdict
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.owners import forked
 

@@ -11,7 +11,7 @@ import pytest
 from hpo.execution.messages import End
 from hpo.execution.trial_process import Assignment, Extension, Orders
 from hpo.storage.ledger import Lease
-from hpo.storage.recovery import Verdict
+from hpo.storage.settling import Verdict
 from hpo.trial.stopping import StopRequest
 
 

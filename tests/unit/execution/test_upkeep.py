@@ -12,10 +12,10 @@ from optuna.trial import TrialState
 
 from hpo.execution.messages import Notice
 from hpo.execution.upkeep import Upkeep
-from hpo.storage import recovery
+from hpo.storage import settling
 from hpo.storage.ledger import Lease, RunningTrial
 from hpo.storage.outage import DatabaseAwayError
-from hpo.storage.recovery import Settled, Verdict
+from hpo.storage.settling import Settled, Verdict
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.outcome import Outcome
 from hpo.study.taking import Taker
@@ -59,15 +59,15 @@ def test_what_was_settled_before_the_database_went_away_is_heard(
             raise DatabaseAwayError("no route")
         return settle(storage, running, *given, **options)
 
-    settle = recovery._settle
-    monkeypatch.setattr(recovery, "_settle", store)
+    settle = settling._settle
+    monkeypatch.setattr(settling, "_settle", store)
     with studies.open(views=2) as (view, other):
         assert other.storage.owner is not None
         other.storage.owner = dead = dead_owner(code=other.storage.owner.code)
         assert all(isinstance(Taker(other).take(), Lease) for _ in range(3))
         upkeep, now = Upkeep(view, lambda _, said: heard.append(said)), time.monotonic()
         if how == "settles":
-            upkeep.settle("worker-1", dead.pid, recovery.GONE)
+            upkeep.settle("worker-1", dead.pid, settling.GONE)
         upkeep.look(now)
         upkeep.look(now + upkeep.interval)
         upkeep.look(now + 2 * upkeep.interval)

@@ -25,7 +25,8 @@ from hpo.storage.ledger import Owner
 from hpo.storage.opening import open_storage
 from hpo.storage.outlines import KeptOutlines
 from hpo.storage.pausing import PAUSED, paused_at
-from hpo.storage.recovery import GONE, requeue_dead, settle_process
+from hpo.storage.recovery import requeue_dead, settle_process
+from hpo.storage.settling import GONE
 from hpo.storage.study_end import prune_paused, set_budgets
 from hpo.storage.study_storage import StudyStorage
 from tests.support.commands import PATIENCE

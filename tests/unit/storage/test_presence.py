@@ -12,7 +12,7 @@ import pytest
 from hpo.storage.beats import Heartbeat
 from hpo.storage.ledger import Owner
 from hpo.storage.outage import DatabaseGoneError
-from hpo.storage.recovery import STOPPED
+from hpo.storage.settling import STOPPED
 from hpo.study.folders import attempt_folder, note_stop, stop_note
 from hpo.study.outcome import Outcome
 from hpo.trial.stopping import StopRequest

@@ -12,16 +12,8 @@ from hpo.storage import agents, recovery
 from hpo.storage.agents import Joining
 from hpo.storage.beats import Heartbeat
 from hpo.storage.ledger import Owner
-from hpo.storage.recovery import (
-    GONE,
-    STOPPED,
-    Settled,
-    Sightings,
-    Verdict,
-    _settle,
-    requeue_dead,
-    settle_process,
-)
+from hpo.storage.recovery import Sightings, requeue_dead, settle_process
+from hpo.storage.settling import GONE, STOPPED, Settled, Verdict, _settle
 from hpo.storage.study_storage import StudyStorage
 from tests.support.owners import attempts, dead_owner, load, make_study, opened, running, study_id
 

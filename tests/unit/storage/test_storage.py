@@ -28,8 +28,9 @@ from hpo.storage.ledger import Lease, Owner
 from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import models
 from hpo.storage.outage import DatabaseError, RefusedValueError
-from hpo.storage.recovery import GONE, _settle, requeue_dead
+from hpo.storage.recovery import requeue_dead
 from hpo.storage.schema import OPTUNA_REVISION, PlainStudyError
+from hpo.storage.settling import GONE, _settle
 from hpo.storage.study_storage import StudyStorage
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.databases import server_of

@@ -14,7 +14,8 @@ from hpo.errors import LeaseLostError
 from hpo.storage.grants import Grant
 from hpo.storage.ledger import Owner
 from hpo.storage.pausing import paused_at
-from hpo.storage.recovery import Verdict, settle_process
+from hpo.storage.recovery import settle_process
+from hpo.storage.settling import Verdict
 from hpo.storage.study_storage import StudyStorage
 from tests.support.owners import load, make_study, opened, study_id
 

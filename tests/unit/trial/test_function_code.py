@@ -20,7 +20,7 @@ from hpo.execution.news import News
 from hpo.storage.attributes import BEST_ATTR, REASON_ATTR, STARTED_AGAIN_ATTR
 from hpo.storage.ledger import Lease
 from hpo.storage.pausing import paused_at
-from hpo.storage.recovery import Verdict
+from hpo.storage.settling import Verdict
 from hpo.study.outcome import Outcome
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest

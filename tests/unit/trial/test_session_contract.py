@@ -20,7 +20,7 @@ from hpo.storage.attributes import BEST_ATTR, PAUSE_AT_ATTR, PRUNED_ATTR, REASON
 from hpo.storage.ledger import Lease, Owner
 from hpo.storage.outage import DatabaseGoneError
 from hpo.storage.pausing import paused_at
-from hpo.storage.recovery import LOST, STOPPED, Verdict
+from hpo.storage.settling import LOST, STOPPED, Verdict
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.trial.report import TrialReport
