@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class MetricError(TypeError):
-    """A recorded value is no real number.
+    """A recorded value is not a real number.
 
     Args:
         message: The name of the metric, what the value is, and what to record instead.
@@ -71,7 +71,7 @@ class Metrics(dict[str, float]):
     """Metrics by name; each value that is set becomes a float.
 
     Raises:
-        MetricError: A value is no real number.
+        MetricError: A value is not a real number.
     """
 
     def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), **named: Any) -> None:

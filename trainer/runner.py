@@ -228,7 +228,7 @@ def _check_kinds(callbacks: Iterable[Any]) -> None:
     for callback in callbacks:
         if not isinstance(callback, Callback):
             hint = f"write {callback.__name__}(…)" if isinstance(callback, type) else "derive it from Callback"
-            raise TypeError(f"{callback!r} is no callback: {hint}")
+            raise TypeError(f"{callback!r} is not a callback: {hint}")
 
 
 def _check_methods(callbacks: Iterable[Callback]) -> None:

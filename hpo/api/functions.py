@@ -282,7 +282,9 @@ def _texts(overrides: Overrides) -> list[str]:
         texts += overrides if isinstance(overrides, Iterable) else [overrides]
         if not all(isinstance(text, str) for text in texts):
             fix = "give a list of texts such as `trainer.max_epochs=5`, or a mapping"
-            raise InputError("holds what is no text", path="overrides", value=show(repr(overrides)), fix=fix)
+            raise InputError(
+                "holds something that is not text", path="overrides", value=show(repr(overrides)), fix=fix
+            )
         return texts
     for path, value in overrides.items():
         try:

@@ -200,13 +200,13 @@ class PlainWriter:
         """The name from `main_module`; refuses a script that workers can't import."""
         name, main = main_module(), sys.modules["__main__"]
         if name is None:
-            problem = "stands in a notebook or an interactive session, so workers can't import it"
+            problem = "is defined in a notebook or an interactive session, so workers can't import it"
             fix = "write it into a file beside it, as `%%writefile model.py` does, and import it from there"
             raise _error(problem, keys, target, fix)
         script = Path(str(main.__file__)).resolve()
         importable = script.parent == self.folder.resolve() and script.suffix == ".py" and name.isidentifier()
         if main.__spec__ is None and not importable:
-            problem = f"stands in {script.name}, which is no module of the study's folder {self.folder}"
+            problem = f"is defined in {script.name}, which is not a module of the study's folder {self.folder}"
             raise _error(problem, keys, target, _IN_A_MODULE)
         return name
 
@@ -216,7 +216,7 @@ class PlainWriter:
         if file is None or not holds_module(self.folder, top):
             return
         if not Path(file).resolve().is_relative_to(self.folder.resolve()):
-            problem = f"stands in {file}, and the study's folder {self.folder} has a `{top}` of its own"
+            problem = f"is defined in {file}, and the study's folder {self.folder} has a `{top}` of its own"
             raise _error(problem, keys, target, "rename one of the two, or give the study another `folder=`")
 
 

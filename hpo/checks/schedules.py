@@ -56,7 +56,7 @@ def _schedule(reader: Reader) -> Findings:
     if length is None:
         yield from _epochs_taken_for_steps(reader, name, path, horizon)
     elif exact and horizon not in {length, length - warmup}:
-        problem = f"{name} is laid out over {horizon} {unit}, and a trial has {length}"
+        problem = f"{name} spans {horizon} {unit}, and a trial has {length}"
         source = "${trainer.max_steps}" if by_step else "${trainer.max_epochs}"
         yield reader.warn(problem, path, horizon, f'write `{key}: "{source}"`, so that the two go together')
     elif not exact and (horizon > length if name in {"PolynomialLR", "LinearLR"} else horizon >= length):
@@ -89,7 +89,7 @@ def _one_span_for_all(reader: Reader) -> Findings:
     hang_on = _STEPS_HANG_ON if by_step and reader.spec.trainer.max_epochs is not None else _EPOCHS_HANG_ON
     for path in hang_on:
         if path in reader.space and not _follows(reader, key, path):
-            problem = f"{name} is laid out over {horizon} {unit} in every trial, and their length is searched"
+            problem = f"{name} spans {horizon} {unit} in every trial, and their length is searched"
             yield reader.warn(
                 f"{problem}: {path}", join_path(("lr_scheduler", key)), horizon, f'write `{key}: "{source}"`'
             )
@@ -119,7 +119,7 @@ def check_span(spec: StudySpec, config: Mapping[str, Any], total_steps: int | No
     horizon = node.get(key)
     if not isinstance(horizon, int) or horizon in {total_steps, total_steps - node["warmup"]}:
         return []
-    problem = f"{name} is laid out over {horizon} steps, and this training has {total_steps}"
+    problem = f"{name} spans {horizon} steps, and this training has {total_steps}"
     fix = f'write `{key}: "${{trainer.total_steps}}"`'
     return [finding(spec, problem, path=join_path(("lr_scheduler", key)), value=horizon, fix=fix)]
 

@@ -93,7 +93,7 @@ def _init_template(folder: Path, template: Template, *, force: bool) -> None:
 def _init_from(folder: Path, source: str, data: str | None, *, force: bool) -> None:
     if not folder.is_dir():
         fix = "give the folder of your modules, or leave it out where it is the current one"
-        raise InputError("is no folder", path="DIR", value=str(folder), fix=fix)
+        raise InputError("is not a folder", path="DIR", value=str(folder), fix=fix)
     _refuse_existing(folder, [_STUDY], _FIX_FROM, force=force)
     with slow_steps() as say:
         say("importing torch")

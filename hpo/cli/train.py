@@ -131,7 +131,7 @@ def _seeds(text: str) -> tuple[int, ...]:
     if len(items) > 1 and not items[-1]:
         items.pop()
     if not all(item.isdecimal() and item.isascii() for item in items):
-        raise InputError("is no list of seeds", path="--seeds", value=text, fix=_SEEDS_FIX)
+        raise InputError("is not a list of seeds", path="--seeds", value=text, fix=_SEEDS_FIX)
     numbers = tuple(map(int, items))
     if "," in text:
         if len(set(numbers)) < len(numbers):

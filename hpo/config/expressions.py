@@ -78,7 +78,7 @@ def parsed(text: str) -> Parsed:
         fix = f"write a comparison of {_PARTS}"
         if reserved := _RESERVED.search(text):
             fix = f"write `['{reserved[1]}']` in place of `.{reserved[1]}`, which is a word of Python's"
-        raise ExpressionError(f"is no expression: {getattr(error, 'msg', error)}", column, fix) from error
+        raise ExpressionError(f"is not an expression: {getattr(error, 'msg', error)}", column, fix) from error
 
 
 def _refused(node: ast.AST, what: str) -> ExpressionError:
@@ -171,7 +171,7 @@ _KINDS: Final[Mapping[type[ast.AST], str]] = {
 
 def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{'nothing' if value is None else repr(value)} is no number")
+        raise TypeError(f"{'nothing' if value is None else repr(value)} is not a number")
     return value
 
 
@@ -179,7 +179,7 @@ def _power(base: float, exponent: float) -> float:
     try:
         return math.pow(base, exponent)
     except ValueError as error:  # a root of a negative number, a power of zero
-        raise ArithmeticError(f"{base} ** {exponent} is no real number") from error
+        raise ArithmeticError(f"{base} ** {exponent} is not a real number") from error
 
 
 def _whole(left: float, right: float) -> float | None:
@@ -324,5 +324,5 @@ def arithmetic(text: str) -> Parsed:
     except ExpressionError as error:  # the parts that its fix lists are for conditions
         raise ExpressionError(str(error), error.column, fix if _PARTS in error.fix else error.fix) from error
     if found.interval is None:
-        raise ExpressionError("is no number that a range can end at", 1, fix)
+        raise ExpressionError("is not a number that a range can end at", 1, fix)
     return found

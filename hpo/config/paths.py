@@ -115,7 +115,7 @@ def _step_into(node: Any, key: str | int, sofar: Keys) -> Any:
 def _index_or_fail(node: list[Any], key: str | int, sofar: Keys) -> int:
     index = list_index(node, key)
     if index is None:
-        msg = f"`{join_path(sofar[:-1])}` is a list of {len(node)}, and `{key}` is no position in it"
+        msg = f"`{join_path(sofar[:-1])}` is a list of {len(node)}, and `{key}` is not a position in it"
         raise PathError(msg)
     return index
 

@@ -66,7 +66,7 @@ def _schedulers(node: dict[str, Any]) -> dict[str, Any]:
 
 def _one_of(name: str, node: Any, check: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     if not name.isidentifier():
-        raise fail("is no name", "write a name such as `generator`, of letters, digits and _", name)
+        raise fail("is not a name", "write a name such as `generator`, of letters, digits and _", name)
     if not isinstance(node, dict) or TARGET not in node:
         raise fail("must be a mapping with `_target_`, as beside it", "write `{_target_: …}`", name)
     try:

@@ -121,7 +121,7 @@ def _bound(metric: str, text: Any) -> Bound:
     try:
         limit = float(match[2].replace("_", ""))
     except ValueError as error:
-        raise fail("is not a bound: its limit is no number", fix, metric) from error
+        raise fail("is not a bound: its limit is not a number", fix, metric) from error
     if not math.isfinite(limit):
         raise fail("is not a bound: its limit must be finite", fix, metric)
     return Bound(metric, match[1], limit)

@@ -119,7 +119,7 @@ class TargetResolver:
         known = [item for item in dir(owner) if not item.startswith("_")]
         fix = suggest_name(name, known[:_LISTED] if len(known) <= _LISTED else _close(name, known))
         if isinstance(owner, ModuleType) and self._stands_for_a_package(label):
-            fix = f"rename `{label}` in {self.folder}: it stands in the place of the installed package"
+            fix = f"rename `{label}` in {self.folder}: it hides the installed package"
         raise InputError(f"`{label}` has no `{name}`", value=path, fix=fix)
 
     def _stands_for_a_package(self, module: str) -> bool:

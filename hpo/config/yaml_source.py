@@ -67,7 +67,7 @@ def read_yaml(path: Path) -> YamlSource:
         raise InputError(f"can't be read ({error.strerror or error})", file=path, fix=fix) from error
     except ValueError as error:  # about the path itself
         fix = "give the path of a YAML file"
-        raise InputError(f"is no path of a file ({error})", value=repr(str(path)), fix=fix) from error
+        raise InputError(f"is not a file path ({error})", value=repr(str(path)), fix=fix) from error
     reader = _Reader(str(path))
     data = reader.read(text)
     if data is None:

@@ -106,7 +106,7 @@ def _undrawn_best(report: StudyReport) -> str:
     if report.several or not report.best or is_ranked(report.best[0]):
         return ""
     best = report.best[0]
-    return f" The best, trial {best.number} with {shown(best.values[0])}, is no point here: it is not complete."
+    return f" The best, trial {best.number} with {shown(best.values[0])}, is not shown here: it is not complete."
 
 
 def _leaders(report: StudyReport) -> Markup:

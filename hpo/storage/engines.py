@@ -51,7 +51,7 @@ def normalize_url(url: str) -> sa.URL:
     """The URL with the driver that hpo uses, whichever it names; InputError for a URL that can't be used."""
     try:
         parsed = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # the port is no number
+    except (sa.exc.ArgumentError, ValueError):  # the port is not a number
         raise InputError("not a database URL", path="storage", fix=_EXAMPLES) from None
     given, plus, driver = parsed.drivername.partition("+")
     backend = _BACKENDS.get(given, given)

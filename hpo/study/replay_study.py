@@ -45,11 +45,11 @@ def typed_mapping(text: str, option: str) -> str:
     wrong = next((key for key, equals, _ in pairs if not (key and equals)), None)
     if not name or wrong is not None:
         fix = f"write a name and arguments, for example `{_EXAMPLES[option]}`"
-        raise InputError(f"is no {option[2:]}", file=COMMAND_LINE, path=option, value=text, fix=fix)
+        raise InputError(f"is not a {option[2:]}", file=COMMAND_LINE, path=option, value=text, fix=fix)
     kinds = {"--pruner": known_class(name, PRUNERS), "--scheduler": SCHEDULERS.get(name)}
     (other,) = kinds.keys() - {option}
     if kinds[option] is None and kinds[other] is not None:
-        problem, fix = f"is a {other[2:]}, no {option[2:]}", f"write `{other} {text}`"
+        problem, fix = f"is a {other[2:]}, not a {option[2:]}", f"write `{other} {text}`"
         raise InputError(problem, file=COMMAND_LINE, path=f"{option} {text}", fix=fix)
     inside = ", ".join(f"{key.strip()}: {value.strip()}" for key, _, value in pairs)
     return f"{{name: {name}, {inside}}}" if inside else f"{{name: {name}}}"

@@ -110,7 +110,7 @@ def devices_elsewhere(spec: StudySpec) -> list[str]:
     """The study's devices that this machine lacks, so that other machines must have them; may be empty.
 
     Raises:
-        InputError: A name is no device's name, or a group has another size than `trainer.devices`.
+        InputError: A name is not a device's name, or a group has another size than `trainer.devices`.
     """
     names, gpus = _asked_for(spec) or (["cuda"] if spec.trainer.cuda_graph else []), _gpus()
     try:
@@ -120,7 +120,7 @@ def devices_elsewhere(spec: StudySpec) -> list[str]:
     for name in single:
         if not _DEVICE.fullmatch(name):
             fix = "write cpu, cuda (every GPU), cuda:0, cuda:1, … or mps"
-            raise spec.error("is no name of a device", path=_place(spec), value=name, fix=fix)
+            raise spec.error("is not a device name", path=_place(spec), value=name, fix=fix)
     return [name for name in single if not _is_here(name, gpus) and not (name == "cuda" and gpus)]
 
 

@@ -150,7 +150,7 @@ class Session:
             ValueError: The epoch is not the one after the last one, was saved before it is reported, or a fork has
                 not loaded its checkpoint.
             TypeError: A metric has no name.
-            MetricError: A metric is no real number.
+            MetricError: A metric is not a real number.
             optuna.TrialPruned: The trial is pruned.
             TrainingStoppedError: The training has diverged, or was to stop after the epoch before.
             LeaseLostError: Another attempt has the trial.
@@ -219,7 +219,7 @@ class Session:
         it, since nothing is left to prune or to pause.
 
         Raises:
-            MetricError: A metric is no real number.
+            MetricError: A metric is not a real number.
             LeaseLostError: Another attempt has the trial.
         """
         end_fork(self.process)

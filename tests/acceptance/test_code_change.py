@@ -124,7 +124,7 @@ def test_a_model_of_other_code_says_so(study: Path) -> None:
     hpo(*command, "--accept-code-change")
     final = json.loads((study.parent / "runs" / "tiny" / "final" / "metrics.json").read_text())
     assert final["trial_code"] == old != final["code"]
-    hpo("train", study, *QUICK, "--epochs", 1)  # the base config is no trial's
+    hpo("train", study, *QUICK, "--epochs", 1)  # the base config is not a trial's
     warned = hpo("best", study, *QUICK, "--export", exported)
     assert f"warning: trial 0 ran under the code {old}, and the code here is {final['code']}" in warned.stderr
     card = exported.with_name("model.safetensors.md").read_text()

@@ -214,7 +214,7 @@ def _forget_the_server() -> None:
 def _fork_or_spawn(path: bytes, words: Sequence[str], passed: Sequence[int]) -> int:
     """Start one of multiprocessing's programs: a fork server as a fork, and what the program itself starts anew.
 
-    What a trial's process starts anew is no fork: it must not have what that process has by then.
+    What a trial's process starts anew is not a fork: it must not have what that process has by then.
     """
     own = (_SERVER, _ANEW) if os.getsid(0) == os.getpid() else (_SERVER,)
     at = next((at for at, word in enumerate(words) if isinstance(word, str) and word.startswith(own)), None)

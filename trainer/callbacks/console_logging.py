@@ -24,7 +24,7 @@ class ConsoleLogging(Callback):
             those of single tensors, whose names have a ``/``.
 
     Raises:
-        ValueError: A number is no integer of at least 1, or steps are to be printed and nothing records them.
+        ValueError: A number is not an integer of at least 1, or steps are to be printed and nothing records them.
 
     Example::
 

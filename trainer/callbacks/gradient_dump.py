@@ -44,7 +44,7 @@ class GradientDump(Callback):
         names: Regular expression that must be found in the name of a parameter; None: all.
 
     Raises:
-        ValueError: A number is no integer of at least 1, or ``names`` is no regular expression.
+        ValueError: A number is not an integer of at least 1, or ``names`` is not a regular expression.
     """
 
     priority = 12

@@ -27,7 +27,7 @@ class LossPrediction(Callback):
         mode: ``"min"`` for a loss, ``"max"`` for a metric of which more is better.
 
     Raises:
-        ValueError: ``min_epochs`` is no integer of at least 1, or ``mode`` is neither.
+        ValueError: ``min_epochs`` is not an integer of at least 1, or ``mode`` is neither.
     """
 
     priority = 70

@@ -40,7 +40,7 @@ class MetricSaver(Callback):
         at_steps: Further optimizer steps to write a file for.
 
     Raises:
-        ValueError: A number is no integer of at least 1, or a metric is called ``step`` or ``epoch``.
+        ValueError: A number is not an integer of at least 1, or a metric is called ``step`` or ``epoch``.
     """
 
     priority = LOG_PRIORITY

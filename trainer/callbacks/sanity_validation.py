@@ -23,7 +23,7 @@ class SanityValidation(Callback):
         batches: Batches of each validation set.
 
     Raises:
-        ValueError: ``batches`` is no integer of at least 1.
+        ValueError: ``batches`` is not an integer of at least 1.
     """
 
     priority = 15

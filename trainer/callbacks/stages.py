@@ -15,7 +15,7 @@ class Stages(dict[int, int]):
             ``"10"`` is allowed for a number, since the keys of a study file are text.
 
     Raises:
-        ValueError: 0 is missing, or a value is no whole number or out of range.
+        ValueError: 0 is missing, or a value is not a whole number or out of range.
     """
 
     def __init__(self, name: str, stages: Mapping[int, int] | Mapping[str, int]) -> None:
@@ -36,4 +36,4 @@ def _whole(value: Any, name: str, stages: Mapping[Any, int]) -> int:
     try:
         return int(str(value))
     except ValueError:
-        raise ValueError(f"{name} is {dict(stages)}: {value!r} is no whole number") from None
+        raise ValueError(f"{name} is {dict(stages)}: {value!r} is not a whole number") from None

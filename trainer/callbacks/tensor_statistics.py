@@ -70,7 +70,7 @@ class TensorStatistics(Callback):
         names: Regular expression that must be found in the name of a parameter or module; None: all.
 
     Raises:
-        ValueError: There is nothing to measure, no such statistic, or ``names`` is no regular expression.
+        ValueError: There is nothing to measure, no such statistic, or ``names`` is not a regular expression.
     """
 
     priority = 12
@@ -237,7 +237,7 @@ def pattern(names: str | None) -> re.Pattern[str] | None:
     """Compile the regular expression for names of parameters or modules; None for all names.
 
     Raises:
-        ValueError: ``names`` is no regular expression.
+        ValueError: ``names`` is not a regular expression.
     """
     try:
         return None if names is None else re.compile(names)

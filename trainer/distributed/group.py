@@ -33,7 +33,7 @@ def device_of(given: torch.device | str) -> torch.device:
     """The device of this name.
 
     Raises:
-        ValueError: It is no device of torch's.
+        ValueError: It is not a device of torch's.
     """
     try:
         return torch.device(given)

@@ -154,7 +154,7 @@ class MetricObjects:
         """The value of each copy that has seen a batch, computed once.
 
         Raises:
-            MetricError: A value is no real number.
+            MetricError: A value is not a real number.
         """
         values: dict[str, float] = {}
         if self._group.size > 1 and self._originals:

@@ -52,7 +52,7 @@ class WholeSet:
         """Keep a copy of one batch's outputs and targets.
 
         Raises:
-            TypeError: They are no tensors, nor tuples, lists or dicts of tensors.
+            TypeError: They are not tensors, nor tuples, lists or dicts of tensors.
             ValueError: More than ``max_bytes`` would be kept.
         """
         pair = (outputs, targets)

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.step.parts import bare_model
 
-#: The key of a group that names its parameters, where the group's own name is no pattern.
+#: The key of a group that names its parameters, where the group's own name is not a pattern.
 PARAMETERS: Final = "parameters"
 
 

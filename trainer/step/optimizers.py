@@ -29,8 +29,8 @@ class Optimizers(Optimizer):
         optimizers: The optimizers by name. A name has no dot: it becomes part of the names of metrics.
 
     Raises:
-        TypeError: One of them is no optimizer.
-        ValueError: The mapping is empty, or a name is no identifier.
+        TypeError: One of them is not an optimizer.
+        ValueError: The mapping is empty, or a name is not an identifier.
     """
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
@@ -181,7 +181,7 @@ class Schedulers:
         optimizer: The trainer's optimizer, or several as one.
 
     Raises:
-        ValueError: A name of ``intervals`` is no scheduler's, or a scheduler is over another optimizer.
+        ValueError: A name of ``intervals`` is not a scheduler's, or a scheduler is over another optimizer.
     """
 
     def __init__(

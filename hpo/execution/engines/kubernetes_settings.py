@@ -127,7 +127,7 @@ def _grace(address: Address, value: str) -> int:
 
 def _user(address: Address, value: str) -> int:
     if not value.isdecimal() or not 0 < int(value) < 2**31:
-        raise _error(address, "user", f"{value!r} is no user id of an ordinary user", "write a number above 0")
+        raise _error(address, "user", f"{value!r} is not a user id of an ordinary user", "write a number above 0")
     return int(value)
 
 

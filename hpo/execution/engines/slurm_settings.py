@@ -82,7 +82,7 @@ def _nodes(address: Address) -> int:
     value = address.options.get("nodes", "1")
     if not value.isdecimal() or not 0 < int(value) <= MAX_PROCESSES:
         fix = f"write a number from 1 to {MAX_PROCESSES}: of agents, each on one node"
-        raise address.error(f"{value!r} is no number of nodes", fix, key="nodes")
+        raise address.error(f"{value!r} is not a number of nodes", fix, key="nodes")
     return int(value)
 
 

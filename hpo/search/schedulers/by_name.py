@@ -37,7 +37,7 @@ def make_scheduler(spec: StudySpec) -> Scheduler:
     if kind is None:
         if known_class(section.name, PRUNERS) is not None:
             fix = f"give it as the pruner, such as `pruner: {section.name}`, without a scheduler"
-            raise spec.error("is a pruner, no scheduler", path=f"{path}.name", value=section.name, fix=fix)
+            raise spec.error("is a pruner, not a scheduler", path=f"{path}.name", value=section.name, fix=fix)
         fix = suggest_name(meant(section.name, SCHEDULERS), tuple(SCHEDULERS))
         raise spec.error("no scheduler has this name", path=f"{path}.name", value=section.name, fix=fix)
     check_arguments(spec, path, kind, section.kwargs)
@@ -51,4 +51,4 @@ def _refuse_as_pruner(spec: StudySpec) -> None:
     name = spec.study.pruner.name
     if name in SCHEDULERS and name not in PRUNERS:
         fix = f"give it as the scheduler, such as `scheduler: {name}`, without a pruner"
-        raise spec.error("is a scheduler, no pruner", path="study.pruner.name", value=name, fix=fix)
+        raise spec.error("is a scheduler, not a pruner", path="study.pruner.name", value=name, fix=fix)

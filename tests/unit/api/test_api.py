@@ -220,8 +220,12 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
             "optimizer.lr: Out of range",
             "finite number",
         ),
-        (lambda path: hpo.run(path, [3]), "overrides: holds what is no text", "a list of texts such as"),
-        (lambda path: hpo.run(path, None), "overrides: holds what is no text", "or a mapping"),
+        (
+            lambda path: hpo.run(path, [3]),
+            "overrides: holds something that is not text",
+            "a list of texts such as",
+        ),
+        (lambda path: hpo.run(path, None), "overrides: holds something that is not text", "or a mapping"),
         (lambda path: hpo.run(path, output_dir=3), "this call: run.output_dir: must be text", "value: 3"),
         (lambda path: hpo.run(path, storage=3), "this call: run.storage: must be text", "value: 3"),
         (lambda path: hpo.run(path, devices=3), "this call: run.devices: must be names of devices", "[cpu]"),
@@ -234,7 +238,7 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
         (lambda path: hpo.load_best_model(path, trial=-1), "trial: is neither `best` nor a number", "hpo trials"),
         (
             lambda path: hpo.run(str(path.with_name("a\0b"))),
-            "is no path of a file (embedded null byte)",
+            "is not a file path (embedded null byte)",
             "give the path of a YAML file",
         ),
         (

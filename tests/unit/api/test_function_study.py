@@ -72,7 +72,7 @@ def test_the_script_that_runs_is_imported_by_its_name(tmp_path: Path, monkeypatc
     assert (study.name, study.folder) == ("tune-fit", tmp_path)
     assert yaml.safe_load(study.yaml())["objective"] == {"_target_": "tune.fit"}
     del main.__file__
-    with pytest.raises(hpo.InputError, match="stands in a notebook or an interactive session") as refused:
+    with pytest.raises(hpo.InputError, match="is defined in a notebook or an interactive session") as refused:
         study_of_function(main.fit).yaml()
     assert "%%writefile" in refused.value.fix
 

@@ -318,7 +318,7 @@ def test_a_class_of_a_notebook_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     main.__spec__ = None
     monkeypatch.setitem(sys.modules, "__main__", main)
     cell = type("Net", (nn.Module,), {"__module__": "__main__"})
-    with pytest.raises(hpo.InputError, match="stands in a notebook or an interactive session") as error:
+    with pytest.raises(hpo.InputError, match="is defined in a notebook or an interactive session") as error:
         study(tmp_path, model=cell).spec()
     assert "%%writefile model.py" in error.value.fix
 

@@ -166,9 +166,7 @@ def test_people_read_a_line_for_each_stage_and_what_it_costs(file: Path) -> None
     lines = printed.splitlines()
     assert lines[:2] == ["structure  ok", "imports    ok"]
     assert lines[2] == "meaning    1 warning"
-    assert lines[3].startswith(
-        "  warning: command line: lr_scheduler.T_max: CosineAnnealingLR is laid out over 7 epochs"
-    )
+    assert lines[3].startswith("  warning: command line: lr_scheduler.T_max: CosineAnnealingLR spans 7 epochs")
     assert "preflight  ok" in lines
     assert "  batch: 16 x 4, 16 x 1 → 16 x 1, 25 parameters" in lines
     assert any(line.startswith("the whole study: 6 trials take at most about ") for line in lines)
@@ -226,4 +224,4 @@ def test_what_is_here_of_the_devices_is_tried_and_the_rest_is_said(
     said = hpo("check", file, "run.on=slurm", "run.devices=cpu").stdout
     assert "preflight  ok\n  note: each agent that `slurm` places checks" in said
     refused = hpo("check", file, "run.on=slurm", "run.devices=gpu0", code=2).stdout
-    assert "command line: run.devices: is no name of a device\n    value: gpu0" in refused
+    assert "command line: run.devices: is not a device name\n    value: gpu0" in refused

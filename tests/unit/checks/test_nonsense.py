@@ -156,7 +156,7 @@ NONSENSE = {
     "fewer nodes than none": (
         f"run: {{on: 'slurm:nodes=-3', {SERVER}}}",
         "",
-        "17: run.on: nodes: '-3' is no number",
+        "17: run.on: nodes: '-3' is not a number",
     ),
     "no time": (f"run: {{on: 'slurm:time=later', {SERVER}}}", "", "17: run.on: time: 'later' is not a duration"),
     "no image": (f"run: {{on: 'k8s:', {SERVER}}}", "", "17: run.on: `image` is missing"),

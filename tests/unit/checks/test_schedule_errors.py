@@ -232,7 +232,7 @@ class TestOnceTheDataIsThere:
     def test_a_preflight_tells_of_a_schedule_that_does_not_end_with_the_training(self, file: Path) -> None:
         cosine = scheduler("CosineAnnealingLR", "T_max: 15, interval: step")
         said = hpo("check", file, cosine).stdout
-        assert "CosineAnnealingLR is laid out over 15 steps, and this training has 20" in said
+        assert "CosineAnnealingLR spans 15 steps, and this training has 20" in said
         fits = scheduler("CosineAnnealingLR", "T_max: '${trainer.total_steps}', interval: step")
         assert "laid out over" not in hpo("check", file, fits).stdout
 

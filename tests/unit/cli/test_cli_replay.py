@@ -262,11 +262,11 @@ def test_a_study_that_maximises_is_judged_the_other_way(studies: Studies) -> Non
             "command line: --pruner median,warmup=3: MedianPruner takes no such argument",
             "value: warmup=3",
         ),
-        ("median,3", "command line: --pruner: is no pruner", "--pruner median,n_warmup_steps=3"),
-        (",", "command line: --pruner: is no pruner", "value: ,"),
+        ("median,3", "command line: --pruner: is not a pruner", "--pruner median,n_warmup_steps=3"),
+        (",", "command line: --pruner: is not a pruner", "value: ,"),
         (
             "asha,factor=4",
-            "command line: --pruner asha,factor=4: is a scheduler, no pruner",
+            "command line: --pruner asha,factor=4: is a scheduler, not a pruner",
             "fix: write `--scheduler asha,factor=4`",
         ),
         (
@@ -443,10 +443,10 @@ def test_values_of_trials_that_diverged_or_failed_are_not_found(studies: Studies
         (("--scheduler", "ash"), "--scheduler ash: no scheduler has this name"),
         (
             ("--scheduler", "median"),
-            "--scheduler median: is a pruner, no scheduler\n  fix: write `--pruner median`",
+            "--scheduler median: is a pruner, not a scheduler\n  fix: write `--pruner median`",
         ),
         (("--scheduler", "asha,factr=4"), "--scheduler asha,factr=4: Asha takes no such argument"),
-        (("--scheduler", "asha,4"), "--scheduler: is no scheduler"),
+        (("--scheduler", "asha,4"), "--scheduler: is not a scheduler"),
         (("--scheduler", "pbt"), "--scheduler pbt: can't be replayed"),
         (("--scheduler", "asha", "--pruner", "none"), "--scheduler: can't stand beside `--pruner`"),
         (("--epochs", "9"), "--epochs: is about `--scheduler`"),

@@ -761,7 +761,7 @@ def test_a_module_with_the_name_of_an_installed_package_is_said_to_stand_in_its_
     (tmp_path / "mine.py").write_text("here = 1\n")
     with pytest.raises(InputError, match="`yaml` has no `safe_load`") as refused:
         TargetResolver(tmp_path).resolve("yaml.safe_load")
-    assert refused.value.fix == f"rename `yaml` in {tmp_path}: it stands in the place of the installed package"
+    assert refused.value.fix == f"rename `yaml` in {tmp_path}: it hides the installed package"
     with pytest.raises(InputError, match="`mine` has no `there`") as refused:
         TargetResolver(tmp_path).resolve("mine.there")
     assert refused.value.fix.endswith("known here: here")

@@ -196,7 +196,7 @@ def test_a_parameter_in_brackets_without_quotes_is_named_as_the_search_space_has
 @pytest.mark.parametrize(
     ("where", "said", "fix"),
     [
-        ("model.lambda > 1", "column 7: is no expression", r"write `['lambda']` in place of `.lambda`"),
+        ("model.lambda > 1", "column 7: is not an expression", r"write `['lambda']` in place of `.lambda`"),
         ("model.my-x > 1", "column 1: `model.my` is not searched", "did you mean `model['my-x']`?"),
         (
             "model.params['my-z'] > 1",
@@ -276,7 +276,7 @@ def test_rounding_takes_no_value_from_a_bound(tmp_path: Path) -> None:
     [
         ({"low": 1, "high": "model.hiden"}, r"\[model.x\].high: column 1: `model.hiden` is not searched"),
         ({"low": 1, "high": "model.x"}, "bounds depend on each other: model.x → model.x"),
-        ({"low": 1, "high": "model.hidden % 2"}, "is no number that a range can end at"),
+        ({"low": 1, "high": "model.hidden % 2"}, "is not a number that a range can end at"),
         ({"low": 1, "high": "model.hidden / (model.heads - 2)"}, "column 17: may be divided by zero"),
         ({"low": "model.heads", "high": 20, "step": 2}, "steps count from `low`"),
         ({"low": 200, "high": "model.hidden"}, "is empty for every trial: it ends at 200 and 128"),

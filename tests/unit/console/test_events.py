@@ -51,7 +51,7 @@ def of(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_a_run_tells_each_thing_that_happens_once(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     code = tmp_path / "parts.py"
-    code.write_text("print('this is no event')\n" + code.read_text())
+    code.write_text("print('this is not an event')\n" + code.read_text())
     arguments = (
         "run",
         study,
@@ -62,7 +62,7 @@ def test_a_run_tells_each_thing_that_happens_once(tmp_path: Path) -> None:
     )
     result = hpo(*arguments, "--json", "study.sampler={name: grid}", "callbacks.loss_prediction.min_epochs=2")
     found = events(result.stdout)
-    assert "this is no event" in result.stderr
+    assert "this is not an event" in result.stderr
     assert found[0]["event"] == "study_started"
     assert (found[0]["n_trials"], found[0]["finished"], found[0]["workers"]) == (2, 0, ["cpu"])
     assert [event["trial"] for event in of("trial_started", found)] == [0, 1]

@@ -112,5 +112,5 @@ def test_the_checks_of_a_driver_leave_no_process_behind(tmp_path: Path, monkeypa
 def test_a_driver_refuses_devices_that_no_machine_has(tmp_path: Path) -> None:
     spec = load_spec(make_study(tmp_path), ["run.devices=[cuda:7]"])
     assert checked(spec, here=False).slots == []
-    with pytest.raises(InputError, match="is no name of a device"):
+    with pytest.raises(InputError, match="is not a device name"):
         checked(load_spec(spec.path, ["run.devices=[gpu]"]), here=False)

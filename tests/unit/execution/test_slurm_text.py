@@ -56,8 +56,8 @@ def test_a_text_becomes_settings(text: str, settings: Settings) -> None:
     ("text", "message"),
     [
         ("slurm:gpu", "--on: `gpu` is no key with a value\n  value: slurm:gpu\n  fix: write slurm:partition=gpu"),
-        ("slurm:nodes=few", "--on slurm: nodes: 'few' is no number of nodes"),
-        ("slurm:nodes=0", "--on slurm: nodes: '0' is no number of nodes"),
+        ("slurm:nodes=few", "--on slurm: nodes: 'few' is not a number of nodes"),
+        ("slurm:nodes=0", "--on slurm: nodes: '0' is not a number of nodes"),
         (
             "slurm:time=240",
             "--on slurm: time: '240' is not a duration\n  value: slurm:time=240\n  fix: write time=4h",

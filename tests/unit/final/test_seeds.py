@@ -297,9 +297,9 @@ def test_several_objectives_have_no_leaders(studies: Studies) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--seeds", "x"), "is no list of seeds"),
-        (("--seeds", "1,,2"), "is no list of seeds"),
-        (("--seeds", "-3"), "is no list of seeds"),
+        (("--seeds", "x"), "is not a list of seeds"),
+        (("--seeds", "1,,2"), "is not a list of seeds"),
+        (("--seeds", "-3"), "is not a list of seeds"),
         (("--seeds", "0"), "asks for no seed"),
         (("--seeds", "1,1"), "names a seed twice"),
         (("--seeds", "2024"), "write `--seeds 2024,`"),

@@ -114,12 +114,12 @@ def test_paused_trials_are_among_the_best_and_no_points(monkeypatch: pytest.Monk
 
 def test_a_best_trial_that_is_no_point_is_named_beside_the_figure() -> None:
     """Otherwise the line of the best so far ends at a worse value than the one at the top of the page."""
-    undrawn = "The best, trial 0 with 0.5, is no point here: it is not complete."
+    undrawn = "The best, trial 0 with 0.5, is not shown here: it is not complete."
     worse = trial_of(1, {"x": 0.1}, SPACE, 9.0, curve={1: 9.0})
     assert undrawn in Page(page(report_of([paused_at_its_best(0)]))).text
     assert undrawn in Page(page(report_of([paused_at_its_best(0), worse]))).text
     better = trial_of(1, {"x": 0.1}, SPACE, 0.1, curve={1: 0.1})
-    assert "is no point here" not in Page(page(report_of([paused_at_its_best(0), better]))).text
+    assert "is not shown here" not in Page(page(report_of([paused_at_its_best(0), better]))).text
 
 
 def test_a_pruners_audit_is_not_offered_under_a_scheduler() -> None:

@@ -260,7 +260,7 @@ def _no_grant_violates(spec: StudySpec, points: list[dict[str, Any]]) -> None:
         ("optimizer.lr == model.a / 999", "none of", "two real numbers are never equal"),
         (
             "model.kind < 3",
-            r"can't be computed where model.kind = (flat|\[8, 16\]|null): .* is no number",
+            r"can't be computed where model.kind = (flat|\[8, 16\]|null): .* is not a number",
             "compare like with like",
         ),
     ],

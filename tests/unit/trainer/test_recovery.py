@@ -371,7 +371,7 @@ class TestGivenWrongly:
             ({"max_epochs": "3"}, ValueError, "max_epochs is '3'"),
             ({"validate_every": "often"}, ValueError, "validate_every is 'often'"),
             ({"compile": "max-autotune"}, ValueError, "compile is 'max-autotune'"),
-            ({"callbacks": [EMA]}, TypeError, r"is no callback: write EMA\(…\)"),
+            ({"callbacks": [EMA]}, TypeError, r"is not a callback: write EMA\(…\)"),
             ({"callbacks": [print]}, TypeError, "derive it from Callback"),
             ({"callbacks": EarlyStopping()}, TypeError, r"write \[EarlyStopping\(…\)\]"),
         ],

@@ -121,7 +121,7 @@ def test_several_schedulers_of_one_optimizer(studies: Studies) -> None:
         ("parameters: [", "groups: {}, parameters: [", "optimizer.other.groups", "go with a single optimizer"),
         ("warmup: 2", "warmup: -2", "lr_scheduler.other.warmup", "must be a whole number"),
         ("interval: step", "interval: batch", "lr_scheduler.one.interval", "must be `epoch` or `step`"),
-        ("  other: {_target_: torch.optim.A", "  o-r: {_target_: torch.optim.A", "optimizer.o-r", "is no name"),
+        ("  other: {_target_: torch.optim.A", "  o-r: {_target_: torch.optim.A", "optimizer.o-r", "is not a name"),
         (
             "optimizer.one.lr:",
             "optimizer.two.lr:",

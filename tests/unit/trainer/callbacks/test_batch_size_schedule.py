@@ -303,7 +303,7 @@ def test_text_will_do_for_numbers() -> None:
 
 @pytest.mark.parametrize("sizes", [{"zero": 32}, {"0": 32.5}, {0: 32, "1.5": 64}, {0: "many"}])
 def test_what_is_no_whole_number_is_named(sizes: Any) -> None:
-    with pytest.raises(ValueError, match="is no whole number"):
+    with pytest.raises(ValueError, match="is not a whole number"):
         BatchSizeSchedule(sizes)
 
 

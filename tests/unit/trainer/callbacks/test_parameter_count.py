@@ -16,7 +16,7 @@ from trainer.callbacks.parameter_count import ParameterCount, parameter_table
 
 
 class Tied(nn.Module):
-    """Two children that share a weight [4, 4], a scale of its own, and a buffer, which is no parameter."""
+    """Two children that share a weight [4, 4], a scale of its own, and a buffer, which is not a parameter."""
 
     def __init__(self) -> None:
         super().__init__()

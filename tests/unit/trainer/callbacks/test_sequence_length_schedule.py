@@ -79,7 +79,7 @@ def test_a_run_resumes_to_the_bit(at: int) -> None:
     [
         (lambda: SequenceLengthSchedule({1: 4}), "give the one to begin with under 0"),
         (lambda: SequenceLengthSchedule({0: 0}), "lengths has 0: 0"),
-        (lambda: SequenceLengthSchedule({"0": 4, "soon": 8}), "'soon' is no whole number"),
+        (lambda: SequenceLengthSchedule({"0": 4, "soon": 8}), "'soon' is not a whole number"),
         (lambda: SequenceLengthSchedule({0: 4}, how="cut"), "how is 'cut'"),  # type: ignore[arg-type]
         (lambda: SequenceLengthSchedule({0: 4}, dim=0), "dim is 0"),
         (lambda: train(SequenceLengthSchedule({0: 4}, dim=3)), "no tensor of the batch has a dimension 3"),
