@@ -89,7 +89,7 @@ def test_who_comes_first_is_compared_with_no_other_and_trains_on() -> None:
 def test_with_two_workers_the_first_look_takes_three_more_members_than_workers(
     population: int, replaced: bool
 ) -> None:
-    """As docs/scheduling.md has it: the other worker still trains, and a quarter of three is not a member."""
+    """As docs/scheduling.md has it: the other worker still trains, and a quarter of three holds no member."""
     trials = [*at_three(9.0, *[1.0] * (population - 2)), seen(population - 1, [1.0], "running", until=3)]
     assert isinstance(pbt(population=population).next(standing(trials)), Fork if replaced else Resume)
 

@@ -60,7 +60,7 @@ class Pbt(GrantScheduler):
             raise ValueError(f"quantile is {self.quantile!r}: give a share above 0, at most 0.5")
         if math.floor(self.population * self.quantile) < 1:
             raise ValueError(
-                f"population is {self.population!r}: a quantile of {self.quantile:g} of so few holds no member; give "
+                f"population is {self.population!r}: a quantile of {self.quantile:g} holds no member; give "
                 f"at least {math.ceil(1 / self.quantile)}"
             )
         if self.every is not None and self.every < 1:
