@@ -337,7 +337,7 @@ def test_a_class_of_a_script_goes_by_the_scripts_name(
     if path is not None:
         assert written(made)["model"] == {"_target_": path}
         return
-    with pytest.raises(hpo.InputError, match="no module of the study's folder") as error:
+    with pytest.raises(hpo.InputError, match="not a module of the study's folder") as error:
         made.spec()
     assert "move it to the top level of a module" in error.value.fix
 

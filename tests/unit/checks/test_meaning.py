@@ -65,14 +65,14 @@ def scheduler(name: str, arguments: str) -> str:
         (
             [scheduler("CosineAnnealingLR", "T_max: 20")],
             "lr_scheduler.T_max",
-            "laid out over 20 epochs, and a trial has",
+            "spans 20 epochs, and a trial has",
         ),
-        ([scheduler("CosineAnnealingLR", "T_max: 9")], "lr_scheduler.T_max", "laid out over 9 epochs"),
-        ([scheduler("OneCycleLR", "max_lr: 0.1, total_steps: 12")], "lr_scheduler.total_steps", "over 12 epochs"),
+        ([scheduler("CosineAnnealingLR", "T_max: 9")], "lr_scheduler.T_max", "spans 9 epochs"),
+        ([scheduler("OneCycleLR", "max_lr: 0.1, total_steps: 12")], "lr_scheduler.total_steps", "spans 12 epochs"),
         (
             [scheduler("OneCycleLR", "max_lr: 0.1, total_steps: 12, interval: step"), "trainer.max_steps=99"],
             "lr_scheduler.total_steps",
-            "laid out over 12 steps, and a trial has 99",
+            "spans 12 steps, and a trial has 99",
         ),
         (
             [scheduler("CosineAnnealingLR", "T_max: 10, interval: step")],
@@ -113,7 +113,7 @@ def scheduler(name: str, arguments: str) -> str:
                 "search_space={trainer.max_epochs: {type: int, low: 10, high: 30}}",
             ],
             "lr_scheduler.T_max",
-            "laid out over 20 epochs in every trial, and their length is searched: trainer.max_epochs",
+            "spans 20 epochs in every trial, and their length is searched: trainer.max_epochs",
         ),
         (
             [
@@ -121,7 +121,7 @@ def scheduler(name: str, arguments: str) -> str:
                 "search_space={loader.batch_size: {type: categorical, choices: [16, 32]}}",
             ],
             "lr_scheduler.total_steps",
-            "laid out over 300 steps in every trial, and their length is searched: loader.batch_size",
+            "spans 300 steps in every trial, and their length is searched: loader.batch_size",
         ),
         (
             [scheduler("MultiStepLR", "milestones: [5, 10, 15]")],

@@ -81,7 +81,7 @@ def test_what_an_expression_comes_to(text: str, holds: bool) -> None:
         ("m.a > ...", 7, "this can't"),
         ("(" * 500 + "m.a" + ")" * 500, 1, "characters"),
         ("-" * 900 + "m.a", 1, ""),
-        ("", 1, "no expression"),
+        ("", 1, "not an expression"),
     ],
 )
 def test_what_is_none_says_where(text: str, column: int, problem: str) -> None:
