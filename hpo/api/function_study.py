@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpo.api.study import Study
-from hpo.api.values import Call, Categorical, Float, Int, main_module
+from hpo.api.values import CALLED_BY_A_FUNCTION, Call, Categorical, Float, Int, main_module
 from hpo.config.code import is_own_file
 from hpo.config.paths import show
 from hpo.config.study_modules import public_name
@@ -40,7 +40,7 @@ def study_of_function(
     if not (inspect.isfunction(target) or inspect.isbuiltin(target)):
         fix = "give a study file, an `hpo.Study`, or a function that trains"
         if callable(target) and not inspect.isclass(target):  # an object has no name to import it by
-            fix = "give a function that calls it, or name it as `objective` in a study file"
+            fix = CALLED_BY_A_FUNCTION
         raise InputError(
             f"is an object of {type(target).__name__}", path="study", value=show(repr(target)), fix=fix
         )

@@ -68,8 +68,7 @@ def run(
     Args:
         study: The study file, an `hpo.Study`, a function that trains, an Optuna objective, or an ``hpo.Call``.
         overrides: ``key=value`` texts as on the command line, or dotted path → value.
-        search_space: For a function: argument → `hpo.Float`, `hpo.Int`, `hpo.Categorical`. An Optuna objective has
-            none.
+        search_space: For a function that trains: argument → `hpo.Float`, `hpo.Int` or `hpo.Categorical`.
         metric: For a function: the metric to optimise. Default: ``val_loss``, or ``value`` without a search space.
         direction: For a function: ``"minimize"`` or ``"maximize"``; required unless the metric is a loss.
         name: For a function: the study's name. Default: made of the names of its module and of the function.
@@ -88,8 +87,7 @@ def run(
         InputError: The study or an argument can't be used; nothing has been started.
         StudyError: The study failed, or all its trials have ended and none of them is complete.
         KeyboardInterrupt: Ctrl-C or a signal, after each worker has saved its trial; the same call resumes it.
-            With an engine, a signal other than Ctrl-C does not stop the agents: ``ending`` of the result is
-            ``left``.
+            With an engine, only Ctrl-C stops the agents; after a signal the result's ``ending`` is ``left``.
     """
     options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
     switches = {"accept_code_change": accept_code_change, "widen": widen, "progress": progress}

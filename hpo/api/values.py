@@ -19,6 +19,8 @@ from hpo.config.study_modules import holds_module, public_name
 from hpo.config.targets import ARGS, PARTIAL, TARGET
 from hpo.errors import InputError
 
+#: What to do with an object that is callable, but no function.
+CALLED_BY_A_FUNCTION: Final = "give a function that calls it, or name it as `objective` in a study file"
 _IN_A_MODULE: Final = (
     "move it to the top level of a module beside the study, such as model.py, and import it from there"
 )
@@ -251,7 +253,7 @@ def _unfit(value: Any, keys: Keys) -> InputError:
     if keys[:1] == ("search_space",):
         fix = "give `hpo.Float(…)`, `hpo.Int(…)` or `hpo.Categorical(…)`"
     elif keys == ("objective",) and callable(value):
-        fix = "give a function that calls it, or name it as `objective` in a study file"
+        fix = CALLED_BY_A_FUNCTION
     elif keys in (("study", "sampler"), ("study", "pruner")):
         example = {"sampler": '{"name": "tpe", "seed": 1}', "pruner": '{"name": "median"}'}[str(keys[1])]
         fix = f"write `{keys[1]}={example}`, with its arguments beside its name"

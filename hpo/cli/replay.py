@@ -42,11 +42,7 @@ def replay(
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Epochs that a scheduler may train; the study's `epochs` if not given.",
-            show_default=False,
-        ),
+        typer.Option(min=1, help="Epochs that a scheduler may train. Default: the study's.", show_default=False),
     ] = None,
     orders: Annotated[
         int,

@@ -37,8 +37,8 @@ _FILE: Final = "pgbouncer.ini"
 _LOG: Final = "log"
 _START_SECONDS: Final = 5
 _LOOK_SECONDS: Final = 0.005
-#: Id of the user and group `nobody`, as whom pgbouncer runs if root starts it: it refuses to run as root.
-_NOBODY: Final = 65534
+#: Id of an unprivileged user and group; as them pgbouncer runs if root starts it, as it refuses to run as root.
+_UNPRIVILEGED: Final = 65534
 #: Folders for temporary files, if that user can't enter TMPDIR.
 _PLACES: Final = (Path("/tmp"), Path("/var/tmp"))
 #: Connection parameters (of libpq) that pgbouncer has settings for, or that make no difference to the server.
@@ -134,7 +134,7 @@ def running_pooler(program: Sequence[str], engine: sa.Engine) -> Iterator[Path]:
 
 
 def _place() -> Path:
-    """Where the socket's folder can be made: the user `nobody` may be unable to enter root's temporary folder."""
+    """Where the socket's folder can be made: an unprivileged user may not be able to enter root's own folder."""
     usual = Path(tempfile.gettempdir())
     if os.geteuid() != 0:
         return usual
@@ -238,9 +238,9 @@ def _start(program: Sequence[str], folder: Path, settings: str) -> subprocess.Po
     file.write_text(f"{settings}unix_socket_dir = {folder}\n")
     ids: dict[str, Any] = {}
     if os.geteuid() == 0:
-        ids = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
+        ids = {"user": _UNPRIVILEGED, "group": _UNPRIVILEGED, "extra_groups": []}
         for path in (file, folder):
-            os.chown(path, _NOBODY, _NOBODY)
+            os.chown(path, _UNPRIVILEGED, _UNPRIVILEGED)
     with (folder / _LOG).open("wb") as log, held_back(_REQUESTS):
         return subprocess.Popen(
             [*program, str(file)],

@@ -142,7 +142,7 @@ class FunctionCode:
         return ""
 
     def _conclude(self, session: Session, returned: object) -> None:
-        """Take what the function has returned as the trial's value, unless the function was told to stop."""
+        """Take what the function has returned as the trial's value, unless the function was asked to stop."""
         if session.told_to_stop:
             return
         if not session.history:

@@ -231,9 +231,9 @@ class Processes(Group):
             self._begin_group("cpu:gloo,cuda:nccl" if self._on_cuda else "gloo")
         # It still exists if an error has ended the process group.
         self._store = c10d._get_default_store()  # noqa: SLF001
-        # The number of this session: the same in all processes, as they enter sessions together.
-        session = self._store.add(f"trainer/sessions/{self.rank}", 1)
-        self._key = f"trainer/{session}"
+        # How often this process has opened a group: the same number in all processes, as they open it together.
+        opened = self._store.add(f"trainer/opened/{self.rank}", 1)
+        self._key = f"trainer/{opened}"
         self._control = dist.new_group(backend="gloo")
         self.at_boundary = self.will_meet = self.failed = False
         if self.rank:  # all processes log the same, so only rank 0 logs below errors
