@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -37,7 +37,7 @@ from hpo.storage.opening import open_storage
 from hpo.storage.optuna_private import id_of_study, storage_of, user_attrs_of
 from hpo.storage.recovery import Sightings, requeue_dead
 from hpo.storage.schema import PlainStudyError
-from hpo.storage.settling import Settled
+from hpo.storage.settling import Hear, Settled, not_heard
 from hpo.storage.study_end import set_budgets
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
@@ -174,7 +174,7 @@ class OpenStudy:
         self,
         sightings: Sightings | None = None,
         spare: Collection[int] = (),
-        heard: Callable[[Settled], None] = lambda _: None,
+        heard: Hear = not_heard,
     ) -> list[Settled]:
         """Requeue the trials whose workers are dead, by the limits of the study file: `hpo.storage.recovery`."""
         run = self.spec.run
